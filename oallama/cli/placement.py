@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from oallama.cli.adapters import check_adapters, placer_beside_adapters
 from oallama.cli.autotune import at_once, measured
-from oallama.cli.help import Group, option
+from oallama.cli.help import Group, option, passed_options
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
@@ -25,8 +26,9 @@ from oallama.cli.options import (
     profile_option,
     tune_option,
 )
-from oallama.cli.output import log
+from oallama.cli.output import busy, log
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused, policy_options
+from oallama.cli.routing import counting
 from oallama.cli.signals import somebody_watches
 from oallama.cli.speculation import StepOptions, step_options
 from oallama.core.errors import OallamaError, UsageError
@@ -36,6 +38,7 @@ from oallama.device.spec import device_for_plan
 from oallama.stores.default_model import FILE, default_model
 
 if TYPE_CHECKING:
+    from oallama.cli.sampling import AnswerOptions
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.run.answer import Generation
@@ -157,6 +160,21 @@ def run_workload(placer: Placer, n_prompt: int, n_gen: int, n_past: int = 0) -> 
             "on; text beyond that may make no sense"
         )
     return workload
+
+
+@contextlib.contextmanager
+def loaded(
+    placer: Placer, plan: Plan, asked: PlacementOptions, answers: AnswerOptions, **options: Any
+) -> Iterator[Engine]:
+    """An engine for somebody who waits, its warnings printed; uses of experts are counted until its end, if asked for.
+    options: further ones of Placer.engine."""
+    with contextlib.ExitStack() as stack:
+        with busy(f"loading {Path(placer.model.path).name}"):
+            count = stack.enter_context(counting(placer, answers.count_experts))
+            options |= {"on_expert_counts": count, "server_options": passed_options()}
+            engine = stack.enter_context(placer.engine(plan, interactive=True, **options))
+        say_warnings(engine, placer, asked.plan_file is not None)
+        yield engine
 
 
 def say_warnings(engine: Engine, placer: Placer, plan_given: bool) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from oallama.cli.autotune import tune_after, tuning_gain
-from oallama.cli.help import Group, ServerCommand, option, passed_options
+from oallama.cli.help import Group, ServerCommand, option
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, json_option, model_option
 from oallama.cli.output import (
@@ -29,21 +27,22 @@ from oallama.cli.placement import (
     PlacementOptions,
     expected,
     keep_runs,
+    loaded,
     placement_options,
     run_workload,
-    say_warnings,
     tell_drift,
 )
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
-from oallama.cli.routing import counting
-from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, AnswerOptions, answer_options, length_option
+from oallama.cli.sampling import AnswerOptions, answer_options, length_option
 from oallama.cli.signals import somebody_watches
 from oallama.core.errors import OallamaError, UsageError
-from oallama.core.types import Operator, Predicted
+from oallama.core.types import Operator, Predicted, Workload
+from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END
 from oallama.run.prompt import BYTES_PER_TOKEN, Prompt, likely_tokens, prompt_for
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
+    from oallama.plan.plan import Plan
     from oallama.run.answer import Generation, Stream
     from oallama.run.engine import Engine
 
@@ -95,67 +94,68 @@ def command(
 
         start(None if model is None else model_file(model), n_gen, asked, answers)
         return
-    more, sampling = passed_options(), answers.sampling.sampling()  # wrong options are said before stdin is waited for
+    sampling = answers.sampling.sampling()  # wrong options are said before stdin is waited for
     text = read_prompt(text, of_file=prompt_file is not None)
-    model = None if model is None else model_file(model)
     with busy("planning"):
-        if (found_plan := asked.planned(model)) is not None:
-            placer, plan = found_plan
-            given = prompt_for(placer.model, text, answers.chat, answers.system)
-            likely_tokens(placer.model.path, given, placer.options.n_ctx or plan.workload.n_ctx)
-            workload, unknown = plan.workload, False
-        else:
-            placer = asked.placer(model)
-            given = prompt_for(placer.model, text, answers.chat, answers.system)
-            most = most_tokens(n_gen, given)
-            n_answer = likely_answer(placer, len(text.encode())) if most == WITHOUT_END else most
-            least = placer.workload(1, 0).n_ctx
-            n_prompt = likely_tokens(placer.model.path, given, placer.options.n_ctx, n_answer, least)
-            workload = run_workload(placer, n_prompt, n_answer)
-            plan, unknown = asked.made_plan(placer, workload)
+        planned = plan_answer(asked, answers, None if model is None else model_file(model), text, n_gen)
+    placer, plan = planned.placer, planned.plan
     shows = not as_json and is_terminal(sys.stderr)
     if shows:
         log(f"oallama: {expected(placer, plan)}")
-    with contextlib.ExitStack() as stack:
-        with busy(f"loading {Path(placer.model.path).name}"):
-            count = stack.enter_context(counting(placer, answers.count_experts))
-            loaded = stack.enter_context(
-                placer.engine(
-                    plan, on_expert_counts=count, chats=given.chats, server_options=more, interactive=True, once=True
-                )
-            )
-        say_warnings(loaded, placer, asked.plan_file is not None)
-        most, drawn = most_tokens(n_gen, given), {"stop": answers.sampling.stop, **asdict(sampling)}
+    drawn = {"stop": answers.sampling.stop, **asdict(sampling)}
+    with loaded(placer, plan, asked, answers, chats=planned.prompt.chats, once=True) as engine:
         if as_json:
-            document = run_document(given.generate(loaded, most, **drawn), loaded) | {"seed": sampling.seed}
+            document = run_document(planned.prompt.generate(engine, n_gen, **drawn), engine) | {"seed": sampling.seed}
             emit_json(document | ({"emulated": True} if placer.device.is_emulated else {}))
         else:
-            generation = write_stream(given.stream(loaded, most, told_progress, write_thought, **drawn))
+            answer = write_stream(planned.prompt.stream(engine, n_gen, told_progress, write_thought, **drawn))
         if shows:
-            if cut := cut_text(generation, loaded.n_ctx):
-                log(f"oallama: {cut}")
-            predicted = expected_of(placer, loaded, generation)
-            seed = [] if sampling.temperature == 0 else [f"seed {sampling.seed}"]
-            log(" · ".join([statistics(generation, loaded, predicted, placer.operators), *seed]))
-            tell_drift(placer, generation, None if predicted is None else predicted.tpot_s)
-        keep_runs(placer, loaded)
-    if unknown and asked.tune == "after" and not as_json:
+            tell_figures(placer, engine, answer, [] if sampling.temperature == 0 else [f"seed {sampling.seed}"])
+        keep_runs(placer, engine)
+    if planned.is_untuned and asked.tune == "after" and not as_json:
         if somebody_watches():
-            tune_after(placer, workload)
+            tune_after(placer, planned.workload)
         elif shows:
-            log(f"oallama: {tuning_gain(placer, workload, plan)}")
+            log(f"oallama: {tuning_gain(placer, planned.workload, plan)}")
 
 
-def most_tokens(n_gen: int | None, prompt: Prompt) -> int:
-    """Maximum tokens of an answer: as requested, else WITHOUT_END if the model ends answers."""
-    return n_gen if n_gen is not None else WITHOUT_END if prompt.ends else DEFAULT_N_GEN
+@dataclass(frozen=True, slots=True)
+class PlannedAnswer:
+    """A prompt, and the plan that it is answered under. is_untuned: whether tuning may find a faster one."""
+
+    placer: Placer
+    plan: Plan
+    prompt: Prompt
+    workload: Workload
+    is_untuned: bool
+
+
+def plan_answer(
+    asked: PlacementOptions, answers: AnswerOptions, model: str | None, text: str, n_gen: int | None
+) -> PlannedAnswer:
+    """Plan for the prompt's tokens, whose number is checked against the context. Raises UsageError for a prompt that
+    does not fit."""
+    if (found := asked.planned(model)) is not None:
+        placer, plan = found
+        prompt = prompt_for(placer.model, text, answers.chat, answers.system)
+        likely_tokens(placer.model.path, prompt, placer.options.n_ctx or plan.workload.n_ctx)
+        return PlannedAnswer(placer, plan, prompt, plan.workload, is_untuned=False)
+    placer = asked.placer(model)
+    prompt = prompt_for(placer.model, text, answers.chat, answers.system)
+    most = prompt.most(n_gen)
+    n_answer = likely_answer(placer, len(text.encode())) if most == WITHOUT_END else most
+    least = placer.workload(1, 0).n_ctx
+    n_prompt = likely_tokens(placer.model.path, prompt, placer.options.n_ctx, n_answer, least)
+    workload = run_workload(placer, n_prompt, n_answer)
+    plan, is_untuned = asked.made_plan(placer, workload)
+    return PlannedAnswer(placer, plan, prompt, workload, is_untuned)
 
 
 def likely_answer(placer: Placer, prompt_bytes: int) -> int:
     """Tokens to plan for if the answer has no limit."""
     n_ctx = placer.options.n_ctx
-    room = DEFAULT_N_GEN if n_ctx is None else n_ctx - (prompt_bytes // BYTES_PER_TOKEN + 1)
-    return max(0, min(DEFAULT_N_GEN, room))
+    room = DEFAULT_TOKENS if n_ctx is None else n_ctx - (prompt_bytes // BYTES_PER_TOKEN + 1)
+    return max(0, min(DEFAULT_TOKENS, room))
 
 
 def write_stream(stream: Stream) -> Generation:
@@ -206,6 +206,15 @@ def split_document(engine: Engine) -> dict[str, Any] | None:
             "device_compute": held.device_compute,
         },
     }
+
+
+def tell_figures(placer: Placer, engine: Engine, answer: Generation, more: Sequence[str]) -> None:
+    """Print why an answer was cut, its times beside the expected ones, `more` figures, and whether times drift."""
+    if cut := cut_text(answer, engine.n_ctx):
+        log(f"oallama: {cut}")
+    predicted = expected_of(placer, engine, answer)
+    log(" · ".join([statistics(answer, engine, predicted, placer.operators), *more]))
+    tell_drift(placer, answer, None if predicted is None else predicted.tpot_s)
 
 
 def expected_of(placer: Placer, engine: Engine, generation: Generation) -> Predicted | None:

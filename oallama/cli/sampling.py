@@ -16,15 +16,10 @@ from oallama.cli.options import Decorator, as_record, count, parsed, system_opti
 from oallama.cli.prompt import text_of_file
 from oallama.cli.routing import count_experts_option
 from oallama.core.errors import UsageError
+from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END
 
 if TYPE_CHECKING:
     from oallama.run.sampling import Sampling
-
-
-DEFAULT_N_GEN = 128
-"""Default tokens of an answer to plan for, and the default limit for continued text."""
-
-WITHOUT_END = -1  # -n: until the model ends or the context is full
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,7 @@ length_option = option(
     "-n", "--predict", "--n-predict", "n_gen", type=count(WITHOUT_END), metavar="N", group=Group.PROMPT,
     show_default="until the model stops",
     help="Maximum number of tokens.\f -1: until the model stops or the context is full. Without a chat template the "
-    f"default is {DEFAULT_N_GEN}.",
+    f"default is {DEFAULT_TOKENS}.",
 )  # fmt: skip
 """The command gets `n_gen`; None: not given."""
 

@@ -296,7 +296,7 @@ class Placer(ModelOnDevice):
 
         Raises the same as plan, engine and Engine.generate.
         """
-        from oallama.run.engine import DEFAULT_TOKENS
+        from oallama.run.answer import DEFAULT_TOKENS
         from oallama.run.prompt import likely_tokens, prompt_for
 
         check_type("prompt", prompt, str)

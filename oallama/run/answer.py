@@ -8,6 +8,12 @@ from typing import Any, Literal
 
 from oallama.core.errors import UsageError
 
+DEFAULT_TOKENS = 128
+"""Most tokens of a continued text of which nobody said how long it is to be; as many are planned for of an answer that
+the model ends."""
+
+WITHOUT_END = -1  # max_tokens: until the model ends or the context is full
+
 End = Literal["", "model", "stop", "limit", "context"]
 """Why an answer ended: not yet; the model or the grammar ended it; a stop sequence, max_tokens, or the end of the
 context was reached."""

@@ -29,16 +29,15 @@ from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.profile.acceptance import Acceptance, acceptance_in
 from oallama.run.address import Address, free_address
-from oallama.run.answer import Generation, Stream, checked_stops, generation_of
+from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END, Generation, Stream, checked_stops, generation_of
 from oallama.run.client import Client, Gone, Refused
 from oallama.run.held import EngineMemory, LoadNeeds, compare_memory, spill_warning
 from oallama.run.keeper import Keeper
 from oallama.run.plugin_report import PluginReport, ask_report, runs_of
 from oallama.run.process import Launch, ServerProcess, wait_until
+from oallama.run.prompt import REMEDY
 from oallama.run.sampling import Sampling
 from oallama.run.split import SMALLER, SplitRun, corrected_plan
-
-DEFAULT_TOKENS = 128  # of an answer whose end nobody asked for
 
 CLOSED = "this engine is closed; create a new one"
 FOLDER = "oallama-engine-"
@@ -284,7 +283,7 @@ class Engine:
                 raise UsageError("this model has no chat template, so it cannot be given a system prompt")
             path, asked = "/completion", {"prompt": self._prompt(told.as_text())}
         else:
-            n = -1 if max_tokens is None else max_tokens
+            n = WITHOUT_END if max_tokens is None else max_tokens
             path, asked = "/v1/chat/completions", {"messages": checked_messages(messages), "verbose": True}
             self._templated("/apply-template", messages)
         body = self._request(n, temperature, seed, stop, True, sampling) | asked
@@ -351,7 +350,7 @@ class Engine:
             if "template" not in str(error):  # it is of the messages
                 raise self._refused(error) from None
             told = _reason(str(error))
-            raise ModelFileError(f"the chat template of {self.model.path} fails: {told}; {TEMPLATE_REMEDY}") from None
+            raise ModelFileError(f"the chat template of {self.model.path} fails: {told}; {REMEDY}") from None
         except Gone as error:
             raise self._gone(error) from None
 
@@ -478,9 +477,6 @@ class Engine:
         self.split_stats = SplitRun(done.stats - done.single, done.single, n_decoded)
 
 
-TEMPLATE_REMEDY = "use --no-chat to continue the prompt as plain text"
-
-
 class _Child:
     """llama-server's process, from its start. path: of the model."""
 
@@ -508,9 +504,7 @@ class _Child:
         if process.has_ended:
             how = process.how_it_ended()  # the last line has been read
             if self._template_fault:
-                raise ModelFileError(
-                    f"the chat template of {self._path} fails: {self._template_fault}; {TEMPLATE_REMEDY}"
-                )
+                raise ModelFileError(f"the chat template of {self._path} fails: {self._template_fault}; {REMEDY}")
             remedy = f"; {SMALLER}" if NO_ROOM in how else ""
             raise DeviceError(f"llama-server does not start: {how}{remedy}")
         if not in_time:
@@ -541,7 +535,7 @@ class _TemplateLimits:
         if now_s - self._first[0] > TEMPLATE_S or n_bytes - self._first[1] > TEMPLATE_BYTES:
             raise ModelFileError(
                 f"the chat template of {self._path} takes more than {TEMPLATE_S:.0f} s, or "
-                f"{format_bytes(TEMPLATE_BYTES)} of memory; {TEMPLATE_REMEDY}"
+                f"{format_bytes(TEMPLATE_BYTES)} of memory; {REMEDY}"
             )
 
 

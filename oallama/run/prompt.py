@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import UsageError
 from oallama.core.types import ModelInfo
+from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END
 from oallama.run.vocabulary import count_tokens
 from oallama.stores.default_model import FILE
 
@@ -41,22 +42,21 @@ class Prompt:
         **sampling: Any,
     ) -> Stream:
         """Answer it. max_tokens None: until the model ends, 128 where it does not. Raises as Engine.chat and stream."""
-        most = self._most(max_tokens)
+        most = self.most(max_tokens)
         if not self.chats:
             return engine.stream(self.text, most, on_progress=on_progress, **sampling)
         return engine.chat(self._messages, True, most, on_progress=on_progress, on_reasoning=on_reasoning, **sampling)
 
     def generate(self, engine: Engine, max_tokens: int | None, **sampling: Any) -> Generation:
         """Answer it whole, otherwise as stream."""
-        most = self._most(max_tokens)
+        most = self.most(max_tokens)
         if not self.chats:
             return engine.generate(self.text, most, **sampling)
         return engine.chat(self._messages, False, most, **sampling)
 
-    def _most(self, max_tokens: int | None) -> int:
-        from oallama.run.engine import DEFAULT_TOKENS
-
-        return (-1 if self.ends else DEFAULT_TOKENS) if max_tokens is None else max_tokens
+    def most(self, max_tokens: int | None) -> int:
+        """Most tokens of the answer: as asked for, else WITHOUT_END where the model ends it."""
+        return max_tokens if max_tokens is not None else WITHOUT_END if self.ends else DEFAULT_TOKENS
 
     @property
     def _messages(self) -> list[dict[str, str]]:

@@ -68,10 +68,6 @@ class LoadedSplit:
         """Times of each block since the last call."""
         return runs_of(self.plan.take_times())
 
-    def stats(self) -> SplitStats:
-        """Counters of the back end, for all engines of this process together."""
-        return self._backend.stats()
-
     def close(self) -> None:
         self.plan.close()
 

@@ -17,15 +17,14 @@ from oallama.cli import autotune as cli_autotune
 from oallama.cli.output import awaited, busy, each_awaited, log, time_bar, turn_bar
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused
 from oallama.cli.prompt import model_and_prompt, read_prompt
-from oallama.cli.run import command, cut_text, most_tokens
-from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END
+from oallama.cli.run import command, cut_text
 from oallama.core.codec import from_json
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
 from oallama.core.types import Attention, Workload
 from oallama.core.units import MIB, parse_bytes, parse_memory
 from oallama.device.load_params import LoadSettings
-from oallama.run.answer import Generation
+from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END, Generation
 from oallama.run.prompt import Prompt
 from oallama.stores.default_model import FILE
 
@@ -143,9 +142,9 @@ def test_the_built_in_model_is_named_when_it_is_used(capsys, monkeypatch):
 
 
 def test_an_answer_is_as_long_as_the_model_wants_unless_text_is_continued_or_a_length_is_asked_for():
-    assert most_tokens(None, Prompt("hi", ends=True)) == WITHOUT_END
-    assert most_tokens(None, Prompt("hi")) == DEFAULT_N_GEN
-    assert most_tokens(5, Prompt("hi", ends=True)) == 5
+    assert Prompt("hi", ends=True).most(None) == WITHOUT_END
+    assert Prompt("hi").most(None) == DEFAULT_TOKENS
+    assert Prompt("hi", ends=True).most(5) == 5
 
 
 @pytest.mark.parametrize(

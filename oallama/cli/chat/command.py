@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.autotune import tuning_gain
-from oallama.cli.help import Group, ServerCommand, option, passed_options
+from oallama.cli.help import Group, ServerCommand, option
 from oallama.cli.options import depth_option, model_argument
 from oallama.cli.output import busy, log
 from oallama.cli.placement import (
     PlacementOptions,
     expected,
     keep_runs,
+    loaded,
     placement_options,
     run_workload,
-    say_warnings,
 )
 from oallama.cli.projector import NO_PICTURES, ProjectorOptions, projector_options
-from oallama.cli.routing import counting
 from oallama.cli.sampling import AnswerOptions, answer_options, length_option
 from oallama.report.text import model_title
 from oallama.run.prompt import uses_template
@@ -90,7 +87,7 @@ def start(
     pictures: ProjectorOptions = NO_PICTURES,
 ) -> None:
     """Load the model and chat until the user leaves. model None: the built-in one, or the plan's. n_gen None: until the
-    model ends its answer, or DEFAULT_N_GEN tokens where it continues text."""
+    model ends its answer, or DEFAULT_TOKENS tokens where it continues text."""
     from oallama.cli.chat.loop import converse, reader_of_stdin
     from oallama.cli.chat.session import ChatSession
     from oallama.cli.chat.settings import settings_of
@@ -112,21 +109,8 @@ def start(
     if placed is not None:
         log(f"note: {placed.note}")
     settings = settings_of(answers.sampling, n_gen, chats, verbose)
-    with contextlib.ExitStack() as stack:
-        with busy(f"loading {Path(placer.model.path).name}"):
-            count = stack.enter_context(counting(placer, answers.count_experts))
-            engine = stack.enter_context(
-                placer.engine(
-                    plan,
-                    on_expert_counts=count,
-                    chats=chats,
-                    server_options=passed_options(),
-                    interactive=True,
-                    mmproj=pictures.mmproj,
-                    mmproj_offload=placed is not None and placed.on_device,
-                )
-            )
-        say_warnings(engine, placer, asked.plan_file is not None)
+    shown = {"mmproj": pictures.mmproj, "mmproj_offload": placed is not None and placed.on_device}
+    with loaded(placer, plan, asked, answers, chats=chats, **shown) as engine:
         reader = reader_of_stdin()
         session = ChatSession(placer, engine, chats, Conversation(system or None), settings, placed is not None)
         if reader.interactive:

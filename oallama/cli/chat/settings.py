@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, parse_seed
+from oallama.cli.sampling import SamplingOptions, parse_seed
 from oallama.core.errors import UsageError
-from oallama.run.answer import checked_stops
+from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END, checked_stops
 from oallama.run.sampling import Sampling
 
 ANY_JSON = "{}"
@@ -136,5 +136,5 @@ def settings_of(sampling: SamplingOptions, n: int | None, chats: bool, verbose: 
         if drawn.grammar is None and drawn.json_schema is None
         else "constrained by the grammar or schema of the command line"
     )
-    most = (WITHOUT_END if chats else DEFAULT_N_GEN) if n is None else n
+    most = (WITHOUT_END if chats else DEFAULT_TOKENS) if n is None else n
     return ChatSettings(drawn, sampling.stop, most, verbose, form)
