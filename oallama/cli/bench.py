@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from oallama.placer import Placer
 
 
-DEFAULT_REPS = 6
-
-
 def parse_counts(text: str) -> tuple[int, ...]:
     """`512` or `128,512`: token counts, 0 for none. Raises ValueError."""
     if not re.fullmatch(r"\s*[0-9]{1,7}(\s*,\s*[0-9]{1,7})*\s*", text):
@@ -93,10 +90,6 @@ class ResultOptions:
 
     output: tuple[str, str | None]
     as_json: bool
-
-    def check(self) -> None:
-        """Raises UsageError early if the file cannot be written."""
-        check_result(self.output[1])
 
     def save(self, result: BenchResult) -> None:
         """Write the result so far to the file, so that it is valid whenever measuring ends."""
@@ -238,7 +231,7 @@ request_options = as_record(
 )  # fmt: skip
 @test_options
 @option(
-    "-r", "--repetitions", type=count(2, 1000), default=DEFAULT_REPS, show_default=True, metavar="N",
+    "-r", "--repetitions", type=count(2, 1000), default=6, show_default=True, metavar="N",
     group=Group.TIMED,
     help="Samples per arm and test; a ratio needs 6.\f They are taken in the order A B B A, so N is rounded up to an "
     "even number.",
@@ -301,7 +294,7 @@ def command(
         raise UsageError("--no-gate cannot be combined with --refresh-gate")
     if policy.tells_oato and "oato" not in (arms or ()):
         raise UsageError("--affinity and --fill apply only to arm oato; add it to --arms")
-    results.check()
+    check_result(results.output[1])
     tests = bench_tests(timed.n_prompt, timed.n_gen, timed.pairs, timed.n_depth)
     placer = Placer.of_file(model, options, profile)
     note_unused(placer)

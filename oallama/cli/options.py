@@ -264,14 +264,6 @@ json_option = option("--json", "as_json", is_flag=True, help="Print one JSON doc
 verbose_option = option("--verbose", is_flag=True, help="Use the papers' terms: T_c, T_g, CC, CG, GG.")
 
 
-def system_option(precedes: str) -> Decorator:
-    """The system prompt, as llama.cpp and ollama name it; the command gets `system`."""
-    return option(
-        "-sys", "--system", "--system-prompt", "system", metavar="TEXT", group=Group.PROMPT,
-        help=f"System prompt, before {precedes}.\f It needs a chat template.",
-    )  # fmt: skip
-
-
 def output_option(what: str) -> Decorator:
     """-o FILE; the command gets `output`, None for stdout."""
     return option("-o", "--output", type=click.Path(), metavar="FILE", help=f"Write {what} to this file.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.help import Group, option
-from oallama.cli.options import Decorator, as_record, count, parsed, system_option
+from oallama.cli.options import Decorator, as_record, count, parsed
 from oallama.cli.prompt import text_of_file
 from oallama.cli.routing import count_experts_option
 from oallama.core.errors import UsageError
@@ -121,7 +121,8 @@ def answer_options(precedes: str, chat_help: str, chat_default: str) -> Decorato
     return as_record(
         "answers",
         AnswerOptions,
-        system_option(precedes),
+        option("-sys", "--system", "--system-prompt", "system", metavar="TEXT", group=Group.PROMPT,
+               help=f"System prompt, before {precedes}.\f It needs a chat template."),
         sampling_options,
         option("--chat/--no-chat", default=None, group=Group.SAMPLING, advanced=True, help=chat_help,
                show_default=chat_default),

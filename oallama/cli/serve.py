@@ -148,15 +148,21 @@ def command(
             log(f"note: a request may have {most} tokens, the model's trained context; all requests share -c {n_ctx}")
         launch = partial(served.launch, program=found, settings=settings)
         placements = Placements(served.wanted, served.on_cpu, launch, served.device_lost, served.keep)
-        starting = contextlib.ExitStack()
+        with _busy_until_told("starting llama-server") as tell:
+            serve(address, placements, tell, server_log, server.placement_port)
+
+
+@contextlib.contextmanager
+def _busy_until_told(doing: str) -> Iterator[Callable[[str], None]]:
+    """Show a status line until the function that this yields is first called, which prints a sentence."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(busy(doing))
 
         def tell(sentence: str) -> None:
-            starting.close()
+            stack.close()
             log(sentence)
 
-        with starting:
-            starting.enter_context(busy("starting llama-server"))
-            serve(address, placements, tell, server_log, server.placement_port)
+        yield tell
 
 
 @contextlib.contextmanager

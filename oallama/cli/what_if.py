@@ -39,7 +39,9 @@ from oallama.stores.hub_name import names_the_hub
 
 if TYPE_CHECKING:
     from oallama.core.options import Options
-    from oallama.device.card import Card
+    from oallama.device.card import Card, Host
+    from oallama.model.memory import NoAllocLoader
+    from oallama.placer import Placer
 
 
 def parse_cards(text: str) -> tuple[Card, ...]:
@@ -147,16 +149,10 @@ def command(
     from oallama.model.memory import NoAllocLoader
 
     with NoAllocLoader() as no_alloc_loader:  # it loads llama.cpp while the rest is imported and the model is read
-        from oallama.placer import Placer
         from oallama.placer.described import alone_and_beside
-        from oallama.profile.described import TOKENS, host_profile
         from oallama.report.what_if import what_if_chart, what_if_document, what_if_foot, what_if_head, what_if_line
 
-        options = replace(options, device="none")
-        placer = Placer.of_file(model, options, profile, no_alloc_loader)
-        if host is not None:
-            described = host_profile(host, placer.model, placer.operators, TOKENS)
-            placer = Placer(placer.model, placer.operators, placer.tensor_names, options, described, no_alloc_loader)
+        placer = placer_on(host, model, replace(options, device="none"), profile, no_alloc_loader)
         workload = placer.workload(n_prompt, n_gen, n_parallel=expected or 1)
         if not as_json:
             emit(what_if_head(placer.model, workload, host))
@@ -175,6 +171,20 @@ def command(
         emit(what_if_foot(workload, alone, rows, policy or "auto", host))
     if chart is not None:
         write_chart(chart, what_if_chart(placer.model, workload, rows))
+
+
+def placer_on(
+    host: Host | None, model: str, options: Options, profile: str | None, no_alloc_loader: NoAllocLoader
+) -> Placer:
+    """The model on a described CPU; None: on this machine's, as the profile or measuring says."""
+    from oallama.placer import Placer
+    from oallama.profile.described import TOKENS, host_profile
+
+    placer = Placer.of_file(model, options, profile, no_alloc_loader)
+    if host is None:
+        return placer
+    described = host_profile(host, placer.model, placer.operators, TOKENS)
+    return Placer(placer.model, placer.operators, placer.tensor_names, options, described, no_alloc_loader)
 
 
 command.help = (command.help or "").replace("NAMES", ", ".join(POPULAR))

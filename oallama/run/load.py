@@ -118,13 +118,8 @@ def load_placed(
             if split is not None:
                 held.callback(split.close)
         llama = _load_llama(model, settings, device, split, progress, held, arguments or {})
-        loaded, shrunk = (plan, ()) if split is None else split.corrected(plan, operators)
-        llama.plan, llama.device = loaded, device.label
-        llama.buffers = _buffers(llama, split)
-        on_device, on_host = _sides(llama.buffers)
-        llama.memory = compare_memory(on_device, on_host, device.label, loaded.memory)
-        spilled = spill_warning(on_device, device.name, device.own_free)
-        llama.warnings = tuple(map(spoken, (*places.warnings, *shrunk, *filter(None, [llama.memory.warning, spilled]))))
+        llama.plan, shrunk = (plan, ()) if split is None else split.corrected(plan, operators)
+        _compare(llama, split, device, (*places.warnings, *shrunk))
     except BaseException:
         release(held)
         raise
@@ -163,6 +158,15 @@ def _load_llama(
                 raise DeviceError(f"the model cannot be loaded as planned: {failure}") from None
             raise load_refusal(settings.path, device, log.reason() or str(error)) from None
     return llama
+
+
+def _compare(llama: PlacedLlama, split: LoadedSplit | None, device: OpenDevice, warnings: Sequence[str]) -> None:
+    """Note what it holds, and where that is not as its plan says. warnings: what is known before."""
+    llama.device, llama.buffers = device.label, _buffers(llama, split)
+    on_device, on_host = _sides(llama.buffers)
+    llama.memory = compare_memory(on_device, on_host, device.label, llama.plan.memory)
+    spilled = spill_warning(on_device, device.name, device.own_free)
+    llama.warnings = tuple(map(spoken, (*warnings, *filter(None, [llama.memory.warning, spilled]))))
 
 
 def _buffers(llama: PlacedLlama, split: LoadedSplit | None) -> tuple[BufferBytes, ...]:

@@ -229,10 +229,6 @@ def _undo(session: ChatSession, _argument: str) -> None:
     log(f"removed the last question and its answer; {n} left")
 
 
-def _retry(session: ChatSession, _argument: str) -> None:
-    session.retry()
-
-
 COMMANDS = {
     "/?": SlashCommand(_help, "", "show this list; /? set and /? show explain more", ("set", "show")),
     "/set": SlashCommand(_set, "NAME VALUE", "change a setting; without NAME, show all settings", tuple(MEANINGS)),
@@ -242,7 +238,7 @@ COMMANDS = {
     "/image": SlashCommand(_image, "FILE", "add a picture to the next message (--mmproj)", path=True),
     "/clear": SlashCommand(_clear, "", "forget the conversation, except the system prompt"),
     "/undo": SlashCommand(_undo, "", "remove the last question and its answer"),
-    "/retry": SlashCommand(_retry, "", "answer the last question again"),
+    "/retry": SlashCommand(lambda session, _: session.retry(), "", "answer the last question again"),
     "/bye": SlashCommand(_leave, "", "leave"),
 }
 
