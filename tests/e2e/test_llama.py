@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import inspect
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,19 @@ def test_every_argument_that_places_is_known() -> None:
 def test_a_plan_of_another_model_is_refused(q4_0: Path, f16: Path) -> None:
     with pytest.raises(PlanError):
         forced(q4_0, probe=False).placer.llama(forced(f16, probe=False).plan)
+
+
+def test_a_ctrl_c_ends_an_answer_of_a_device_that_llama_server_has_not(q4_0: Path) -> None:
+    """At the next token, and the model can be used again."""
+    with forced(q4_0, "cpu-pair", ffn(0.5)).llama() as llama:
+        wanted = placed_logits(llama, TOKENS)
+        interrupt = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                llama.create_completion([5, 6, 7], max_tokens=200, temperature=0, logit_bias={llama.token_eos(): -100})
+        interrupt.join()
+        assert np.array_equal(placed_logits(llama, TOKENS), wanted)
 
 
 def test_it_is_freed_when_it_is_closed_or_forgotten(f16: Path) -> None:
