@@ -125,6 +125,15 @@ def small_cards() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def kept_engines() -> Iterator[None]:
+    """One llama-server for all commands and engines of a file that would start it alike."""
+    from kept_engine import kept
+
+    with kept():
+        yield
+
+
+@pytest.fixture(scope="module")
 def no_alloc_loader() -> Iterator[None]:
     """One process for all no_alloc loads of a file."""
     from kept_child import kept

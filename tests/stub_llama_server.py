@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Stands in for llama-server: the same options and key, its answers to GET, and faults on request.
+"""Stands in for llama-server: the same options and key, its answers to GET, texts of one letter, faults on request.
 
-Options it knows: --host, --port, --device, --alias. What it does besides is in the file that STUB_ORDERS names, read
-anew at each request: words out of `loading` (health is 503), `busy` (so, and it computes meanwhile), `fail` (it ends at
-its start), `fail-device` (so, with a device), `deaf` (it does not listen yet).
+Options it knows: --host, --port, --device, --alias, -c. What it does besides is in the file that STUB_ORDERS names,
+read anew at each request: words out of `loading` (health is 503), `busy` (so, and it computes meanwhile), `fail` (it
+ends at its start), `fail-device` (so, with a device), `deaf` (it does not listen yet).
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"status": "loading" if loading else "ok"}, 503 if loading else 200)
         elif KEY is not None and self.headers.get("Authorization") != f"Bearer {KEY}":
             self.answer({"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}}, 401)
+        elif self.path == "/props":
+            self.answer({"default_generation_settings": {"n_ctx": int(option("-c"))}})
         elif self.path == "/metrics":
             print("stub: asked for /metrics", flush=True)
             text = "# HELP x\nllamacpp:tokens_predicted_total 30\nllamacpp:tokens_predicted_seconds_total 1.5\n"
@@ -48,6 +50,30 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"object": "list", "data": [{"id": option("--alias"), "object": "model"}]})
         else:
             self.answer({"error": {"message": "File Not Found", "type": "not_found_error", "code": 404}}, 404)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            self.answer({"tokens": [5] * len(body["content"])})
+        elif not body["stream"]:
+            while body["n_predict"] < 0:  # for ever
+                time.sleep(0.01)
+            self.answer(self.event("a" * body["n_predict"], body["n_predict"]) | {"stop_type": "limit"})
+        else:
+            self.send_response(200)
+            self.send_header("Connection", "close")
+            self.end_headers()
+            n = 0
+            while n != body["n_predict"]:  # for ever where that is -1, until the connection is closed
+                n += 1
+                end = {"stop_type": "limit"} if n == body["n_predict"] else {}
+                self.wfile.write(f"data: {json.dumps(self.event('a', n) | end)}\n\n".encode())
+                time.sleep(0.01)
+            self.close_connection = True
+
+    def event(self, text: str, n: int) -> dict:
+        timings = {"predicted_n": n, "predicted_ms": 1.0, "prompt_n": 1, "cache_n": 0}
+        return {"content": text, "tokens": [5] * len(text), "timings": timings}
 
     def answer(self, document: dict, status: int = 200) -> None:
         self.answer_bytes(json.dumps(document).encode(), "application/json; charset=utf-8", status)

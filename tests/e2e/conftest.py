@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from e2e.described_card import slow_cpu_worker
 from e2e.forced import ENDLESS_CTX
+from e2e.stub import stub_program
 from gguf_factory import write_gguf, write_llama_shape
 
 from oallama.core.profile import Profile
+from oallama.run.program import PROGRAM_VARIABLE
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +47,12 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def q4_0(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("models") / "q4_0.gguf", "llama", weight_type="Q4_0")
+
+
+@pytest.fixture
+def stub_server(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines and commands have the stand-in for llama-server, whose answers are letters."""
+    monkeypatch.setenv(PROGRAM_VARIABLE, str(stub_program(tmp_path_factory.mktemp("stub"))))
 
 
 @pytest.fixture(scope="module")

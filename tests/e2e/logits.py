@@ -73,6 +73,20 @@ def stock_logits(
         llama.close()
 
 
+def assert_greedy(answer: dict[str, Any], path: str | Path, prompt: str, n_tokens: int) -> None:
+    """llama-server's greedy answer is what stock computes on the CPU, and its log-probabilities are up to rounding:
+    where weights are split, halves are summed in another order."""
+    found = answer["completion_probabilities"]
+    assert len(found) == n_tokens
+    llama = Llama(str(path), vocab_only=True, verbose=False)
+    tokens = [*llama.tokenize(prompt.encode()), *(each["id"] for each in found)]
+    llama.close()
+    for each, row in zip(found, stock_logits(path, tokens[:-1])[-n_tokens:], strict=True):
+        wanted = row.astype(np.float64)
+        assert each["id"] == wanted.argmax()
+        assert each["logprob"] == pytest.approx(wanted.max() - np.logaddexp.reduce(wanted), abs=0.02)
+
+
 def placed_logits(llama: Any, tokens: Sequence[int]) -> Logits:
     """Logits [n_tokens, n_vocab] of a Llama that Placer.llama made with logits_all, from an empty context."""
     llama.reset()

@@ -12,6 +12,8 @@ from gguf_factory import write_gguf
 from gguf_factory.adapter import write_adapter
 from processes import here
 
+pytestmark = pytest.mark.usefixtures("kept_engines")
+
 CARD = "emulated:rtx3060-12,vram=64MiB,scale=9,values=real"
 
 
@@ -27,12 +29,14 @@ def test_logits_are_stocks(tmp_path: Path, models: Path, arch: str, share: Share
 def test_run_keeps_room_for_it_and_answers_with_it(tmp_path: Path, f16: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter.gguf", f16)
     on = (f16, "Once", "-n", 8, "--temp", 0, "--json", "--tune", "never", "--device", REAL)
-    plain, changed = (json.loads(here("run", *on, *more).stdout) for more in ((), ("--", "--lora", adapter)))
-    assert plain["text"] != changed["text"]
-    unused = json.loads(here("run", *on, "--", "--lora-scaled", f"{adapter}:0").stdout)
-    assert unused["text"] == plain["text"]
+    changed, unused = (
+        json.loads(here("run", *on, "--", *more).stdout)
+        for more in (("--lora", adapter), ("--lora-scaled", f"{adapter}:0"))
+    )
+    assert unused["text"] != changed["text"]
 
 
+@pytest.mark.usefixtures("stub_server")
 def test_a_plan_counts_its_bytes(tmp_path: Path, f16: Path) -> None:
     """Of the weights that are on the device whole; of others the adapter is on the host."""
     adapter = write_adapter(tmp_path / "adapter.gguf", f16)

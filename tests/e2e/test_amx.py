@@ -126,6 +126,7 @@ def test_what_amx_keeps_beside_weights_is_counted(ask: Any, models: Path) -> Non
     assert abs(sliced["held"] - sliced["planned"] - sliced["slices"] * 4 / 34) <= 1 << 12
 
 
+@pytest.mark.thorough  # of llama-server test_it_is_served is one, too
 def test_a_run(run: Any, deepseek: Path) -> None:
     answer = json.loads(run("run", deepseek, "hello", "-n", 4, "--device", "none", "--tune", "never", "--json"))
     assert 1 <= answer["n_gen"] <= 4

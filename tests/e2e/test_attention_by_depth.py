@@ -56,7 +56,8 @@ def test_a_load_is_as_the_plan_says(way: str, other: str, plan: Plan) -> None:
     assert loaded(replace(plan, workload=workload, attention=None))[0] == FLASH_ATTENTION[way]
 
 
-def test_llama_server_runs_with_what_the_plan_and_the_options_say(plan: Plan) -> None:
+@pytest.mark.usefixtures("stub_server")
+def test_llama_server_is_started_with_what_the_plan_and_the_options_say(plan: Plan) -> None:
     placer = Placer.load(plan.model_path, device="none", threads=1, type_v="q8_0")
     with placer.engine(replace(plan, attention=Attention("on", "q8_0", "f16"))) as engine:
         assert engine.attention == Attention("on", "q8_0", "q8_0")

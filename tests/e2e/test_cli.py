@@ -18,7 +18,7 @@ from processes import COMMAND, ROOT, here
 
 from oallama.stores.default_model import FILE
 
-pytestmark = pytest.mark.usefixtures("no_alloc_loader")
+pytestmark = pytest.mark.usefixtures("no_alloc_loader", "kept_engines")
 
 MODEL = ROOT / "models" / FILE
 TESTBED = ROOT / "docs" / "benchmarks" / "testbeds" / "scheinfer-c.json"
@@ -249,10 +249,12 @@ def test_run_generates_on_the_worker_what_the_plan_says(plan_file):
     assert here(*arguments).stdout == made["text"] + "\n"
 
 
+@pytest.mark.usefixtures("stub_server")
 def test_the_first_run_answers_with_stocks_placement_and_in_a_pipe_measures_nothing(tmp_path):
-    first = ("run", MODEL, "Once upon a time", "-n", "8", "--temp", "0", *WORKER, "--gpu-weights", "50%")
+    first = ("run", MODEL, "Once upon a time", "-n", "8", "--temp", "0", "--json", *WORKER, "--gpu-weights", "50%")
     ran = here(*first, cache=tmp_path)
-    assert ran.stdout != "" and "measuring" not in ran.stderr
+    made = json.loads(ran.stdout)
+    assert made["policy"] == "fit" and made["n_gen"] == len(made["tokens"]) and "measuring" not in ran.stderr
     assert not list(tmp_path.glob("profile-*"))
 
 
@@ -282,15 +284,16 @@ def test_an_answer_ends_with_the_model_the_context_a_limit_a_text_or_a_schema(cp
     story = document("run", *common)
     assert 128 < story["n_gen"] < 512 - story["n_prompt"] and story["end"] == "model"
     assert document("run", *common, "-n", "2")["end"] == "limit"
-    short = document("run", *common, "-c", "256", "--grammar", 'root ::= [a-z ]+ "\\x07"')  # which nobody ends
-    assert short["n_prompt"] + short["n_gen"] == 256
-    assert short["end"] == "context"
+    long = document("run", *common, "--grammar", 'root ::= [a-z ]+ "\\x07"')  # which nobody ends
+    assert long["n_prompt"] + long["n_gen"] == 512
+    assert long["end"] == "context"
     assert document("run", *common, "--stop", " ")["n_gen"] < 5
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object", "properties": {"end": {"enum": ["good", "bad"]}}, "required": ["end"]}')
     assert json.loads(document("run", *common, "-jf", schema)["text"])["end"] in ("good", "bad")
 
 
+@pytest.mark.usefixtures("stub_server")
 def test_what_limits_a_device_is_not_ignored_silently():
     common = ("run", "hi", "-n", "1", "--policy", "cpu", "-dev", "CPU")
     said = here(*common, "--vram", "6GiB", "--gpu-weights", "50%").stderr
@@ -300,6 +303,7 @@ def test_what_limits_a_device_is_not_ignored_silently():
     assert layers.returncode == 0 and "note: -ngl has no effect without a device" in layers.stderr
 
 
+@pytest.mark.usefixtures("stub_server")
 def test_a_reader_that_has_enough_is_no_failure(plan_file):
     command = [*COMMAND, "run", "Once upon a time", "-n", "400", "--plan", str(plan_file)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

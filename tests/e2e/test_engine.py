@@ -20,7 +20,7 @@ from e2e.logits import QUANTISED_NMSE, TOKENS, assert_stock, nmse, placed_logits
 from e2e.script import started
 from gguf_factory import write_gguf
 from processes import ROOT, children_with, must_end, until
-from seeds import crossed
+from seeds import ALL, crossed
 
 import ggml_bridge
 from oallama.core.errors import DeviceError, ModelFileError, PlanError, UsageError
@@ -30,6 +30,7 @@ from oallama.device.load_params import load_bridge
 from oallama.placer import Placer
 from oallama.run import engine as engine_module
 from oallama.run.engine import FOLDER, Engine
+from oallama.run.vocabulary import count_tokens
 from oallama.stores.default_model import FILE
 
 Llama = ggml_bridge.load().libraries.llama_cpp.Llama
@@ -233,6 +234,7 @@ def test_threads_share_an_engine(cpu_engine: Engine) -> None:
     assert found == {n: tokens if n % 2 else len(tokens) for n, tokens in enumerate(wanted)}
 
 
+@pytest.mark.usefixtures("stub_server")
 def test_a_closed_engine_is_an_error_whatever_is_asked_of_it(endless: Path) -> None:
     with forced(endless, "rpc-worker", whole=attention, n_ctx=ENDLESS_CTX).engine() as engine:
         pid = engine.pid
@@ -252,6 +254,7 @@ def test_a_closed_engine_is_an_error_whatever_is_asked_of_it(endless: Path) -> N
     engine.close()
 
 
+@pytest.mark.usefixtures("stub_server")
 def test_a_call_of_another_thread_ends_where_the_engine_is_closed(endless: Path) -> None:
     engine, said = forced(endless, n_ctx=ENDLESS_CTX).engine(), list[str]()
     begun = threading.Event()
@@ -270,6 +273,28 @@ def test_a_call_of_another_thread_ends_where_the_engine_is_closed(endless: Path)
     engine.close()
     thread.join()
     assert said == ["this engine is closed; create a new one"]
+
+
+def test_tokens_are_counted_as_the_engine_counts_them(f16: Path, cpu_engine: Engine) -> None:
+    for text in ("once upon a time", "wörds and é ☃ bytes", ""):
+        assert count_tokens(str(f16), text) == len(cpu_engine.tokenize(text))
+    with pytest.raises(UsageError, match="not UTF-8"):  # JSON holds characters alone
+        cpu_engine.tokenize("a byte: \udcff")
+
+
+def test_a_model_without_a_template_continues(cpu_engine: Engine) -> None:
+    said = cpu_engine.chat([{"role": "user", "content": "once"}], max_tokens=4, temperature=0)
+    assert said.tokens == cpu_engine.generate("once", 4, temperature=0).tokens
+    with pytest.raises(UsageError, match="message 1 has role 'wizard'"):
+        cpu_engine.chat([{"role": "wizard", "content": "a"}])
+    with pytest.raises(UsageError, match="this model has no chat template, so it cannot be given a system prompt"):
+        cpu_engine.chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "once"}])
+
+
+def test_a_plan_that_splits_nothing_does_not_load_the_split_back_end(cpu_engine: Engine) -> None:
+    assert cpu_engine.generate([5, 6, 7], max_tokens=2, temperature=0).n_gen == 2
+    assert cpu_engine.split_stats is None and cpu_engine.runs() == []
+    assert "ggml-oallama" not in Path(f"/proc/{cpu_engine.pid}/maps").read_text()
 
 
 @pytest.mark.parametrize(
@@ -338,7 +363,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("kind", HOSTILE if ALL else ("loops", "fails"))
 def test_a_template_that_cannot_be_used_ends_the_start_in_a_sentence(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,27 +375,29 @@ def test_a_template_that_cannot_be_used_ends_the_start_in_a_sentence(
         case.engine()
     assert "\n" not in str(caught.value)
     assert not children_with("llama-server"), "it has ended"
-    if kind == "loops":
+    if kind == "fails" and ALL:
         with case.engine(chats=False) as engine:
             assert engine.generate("once", max_tokens=2, temperature=0).n_gen == 2
 
 
-@pytest.mark.parametrize("kind", ["loops", "eats memory", "fails"])
+@pytest.mark.parametrize("kind", [pytest.param("loops", marks=pytest.mark.thorough), "eats memory"])
 def test_a_template_that_cannot_be_used_for_some_messages_ends_a_chat(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    template, said = HOSTILE[kind]
-    template = "{% if messages[-1].content == 'go' %}" + template + "{% endif %}" + PLAIN
+    """One that fails can be asked again; one that takes too much ends with llama-server."""
+    template = PLAIN
+    for each in ("fails", kind):
+        template = f"{{% if messages[-1].content == '{each}' %}}{HOSTILE[each][0]}{{% endif %}}{template}"
     with forced(write_gguf(tmp_path / "model.gguf", "llama", chat_template=template)).engine() as engine:
-        assert engine.chat([{"role": "user", "content": "hi"}], max_tokens=2, temperature=0).n_gen == 2
+        for _ in range(2):
+            assert engine.chat([{"role": "user", "content": "hi"}], max_tokens=2, temperature=0).n_gen == 2
+            with pytest.raises(ModelFileError, match=HOSTILE["fails"][1]):
+                engine.chat([{"role": "user", "content": "fails"}], max_tokens=2)
         if kind == "loops":
             monkeypatch.setattr(engine_module, "TEMPLATE_S", 1.0)
-        with pytest.raises(ModelFileError, match=said):
-            engine.chat([{"role": "user", "content": "go"}], max_tokens=2)
-        if kind == "fails":
-            assert engine.chat([{"role": "user", "content": "hi"}], max_tokens=2, temperature=0).n_gen == 2
-        else:
-            must_end(engine.pid)  # it cannot be told to stop
+        with pytest.raises(ModelFileError, match=HOSTILE[kind][1]):
+            engine.chat([{"role": "user", "content": kind}], max_tokens=2)
+        must_end(engine.pid)  # it cannot be told to stop
 
 
 #
@@ -378,12 +405,15 @@ def test_a_template_that_cannot_be_used_for_some_messages_ends_a_chat(
 #
 
 
+@pytest.mark.usefixtures("stub_server")
 def test_memory_not_as_planned_is_said(f16: Path) -> None:
+    """Of what a no_alloc load says that llama-server takes."""
     case = forced(f16, "rpc-worker", whole=attention)
     with case.with_breakdown(weights_gpu=case.plan.memory.weights_gpu + (8 << 20)).engine() as engine:
         assert len(engine.warnings) == 1 and "RPC" in engine.warnings[0] and "plan" in engine.warnings[0]
 
 
+@pytest.mark.usefixtures("stub_server")
 def test_a_file_that_changes_after_its_check_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama")
     case = forced(path)
@@ -411,7 +441,8 @@ def workers() -> set[int]:
     return {child.pid for child in children_with("ggml_bridge.rpc_server")}
 
 
-@pytest.mark.parametrize("how", [pytest.param("dropped", marks=pytest.mark.thorough), "with a stream in a cycle"])
+@pytest.mark.usefixtures("stub_server")
+@pytest.mark.parametrize("how", ["dropped", "with a stream in a cycle"])
 def test_an_engine_that_is_dropped_ends_what_it_has_started(
     how: str, endless: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,6 +464,7 @@ def test_an_engine_that_is_dropped_ends_what_it_has_started(
     until(lambda: not list(tmp_path.glob(f"{FOLDER}*")))
 
 
+@pytest.mark.usefixtures("stub_server")
 def test_an_engine_outlives_the_thread_that_made_it(f16: Path) -> None:
     """Linux ends children with the thread that started them."""
     made: list[Engine] = []
@@ -448,7 +480,11 @@ def test_an_engine_outlives_the_thread_that_made_it(f16: Path) -> None:
 
 
 @pytest.mark.parametrize("killed", ["llama-server", "worker"])
-def test_what_is_killed_below_is_an_error_of_the_call(killed: str, endless: Path) -> None:
+def test_what_is_killed_below_is_an_error_of_the_call(
+    killed: str, endless: Path, request: pytest.FixtureRequest
+) -> None:
+    if killed == "llama-server":
+        request.getfixturevalue("stub_server")
     case = forced(endless, "rpc-worker", whole=attention, n_ctx=ENDLESS_CTX)
     before = workers()
     with case.engine() as engine:
@@ -476,7 +512,8 @@ if words[0] == "killed":
 """
 
 
-@pytest.mark.parametrize("how", ["open", "killed", pytest.param("lost", marks=pytest.mark.thorough)])
+@pytest.mark.usefixtures("stub_server")
+@pytest.mark.parametrize("how", ["open", "killed", "lost"])
 def test_a_process_may_end_with_an_engine_open(
     endless: Path, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ from oallama.core.errors import DeviceError
 from oallama.device.load_params import load_bridge
 from oallama.device.native_abort import RPC_SILENCE_S, sentence_of
 from oallama.placer import Placer
+from oallama.run.program import PROGRAM_VARIABLE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a system refuses, and how, is Linux's here")
 
@@ -52,7 +53,8 @@ COMMANDS = {
     "tune": "tune model.gguf -p 16 --time 1 --profile profile.json --json",
 }
 """`tune` is the gate, which `run` passes too with `--tune before`. `chat` reads two messages. `serve` keeps a stand-in
-for llama-server, and goes on until it is told to end."""
+for llama-server, and goes on until it is told to end. `run` and `chat` have one where neither memory nor a device
+matters."""
 if not ALL:
     COMMANDS = {name: COMMANDS[name] for name in ("run", "serve")}
 DEVICES = {"profile": "none"}  # by command, else a worker
@@ -124,10 +126,11 @@ def mark_of(process: psutil.Process) -> str | None:
 
 
 class Place:
-    """A folder with a model, a profile, a stand-in for llama-server and a cache, in which commands are started."""
+    """A folder with a model, a profile, a stand-in for llama-server and a cache, in which commands are started. real:
+    whether `run` and `chat` have llama-server itself."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.started = folder, list[Started]()
+        self.folder, self.started, self.real = folder, list[Started](), ALL
         model = write_llama_shape(folder / "model.gguf", 2, 256, 512, 4, 2, 300)
         profile_file(slow_cpu_fast_card(model, 1e9), folder)
         (folder / "messages").write_text("hi\nand now?\n")
@@ -149,7 +152,13 @@ class Place:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",  # what a model of random weights says
-                env={**os.environ, MARK: mark, "OALLAMA_CACHE_DIR": "cache", "TMPDIR": str(self.temporary)},
+                env={
+                    **os.environ,
+                    MARK: mark,
+                    "OALLAMA_CACHE_DIR": "cache",
+                    "TMPDIR": str(self.temporary),
+                    **({} if self.real else {PROGRAM_VARIABLE: "bin/llama-server"}),
+                },
             )
         self.started.append(Started(name, process, mark, f"http://127.0.0.1:{port}/placement"))
         return self.started[-1]
@@ -227,6 +236,7 @@ FEW = ("full disk", "cache that cannot be written", "closed stdout", "closed std
 @pytest.mark.parametrize("kind", REFUSALS if ALL else (*FEW, "memory of 185 MiB"))
 def test_what_is_refused_is_one_sentence(kind: str, place: Place) -> None:
     refusal = REFUSALS[kind]
+    place.real = ALL or "memory" in kind
     for started in place.start_all(refusal.script):
         expected = refusal.fails.get(started.name, refusal.may_fail)
         code, said = started.must_end(*((1,) if started.name in refusal.fails else (0, 1) if expected else (0,)))
@@ -309,6 +319,7 @@ LOSERS = [name for name in COMMANDS if name != "serve"]  # which starts llama-se
 @pytest.mark.parametrize("name", LOSERS)
 def test_a_server_that_goes_is_one_sentence(name: str, place: Place, draw: random.Random) -> None:
     """At the first command that it gets, and at another on the way."""
+    place.real = True
     for fails_at in (1, draw.randint(2, LEAST_COMMANDS)):
         print("fails at", fails_at)
         with RpcServer() as server, cut_proxy(server.endpoint, fails_at) as endpoint:

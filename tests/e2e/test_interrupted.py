@@ -1,4 +1,7 @@
-"""Ctrl-C, wherever it comes: it ends a call, is never lost, and the engine can be used again and closed."""
+"""Ctrl-C, wherever it comes: it ends a call, is never lost, and the engine can be used again and closed.
+
+Where nothing but starting and ending counts, a stand-in for llama-server is started.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,7 @@ def test_a_ctrl_c_anywhere_in_a_call_leaves_the_engine_usable(f16: Path) -> None
 
 
 @pytest.mark.parametrize("device", ["none", "rpc-worker"])
+@pytest.mark.usefixtures("stub_server")
 def test_a_ctrl_c_anywhere_in_starting_and_closing_leaves_nothing_behind(device: str, f16: Path, folders: Path) -> None:
     """No llama-server, worker or folder. Each moment costs a start; test_interrupt.py has all moments of what holds
     them."""
@@ -70,6 +74,7 @@ def test_a_ctrl_c_anywhere_in_starting_and_closing_leaves_nothing_behind(device:
         assert engine.generate("once upon", max_tokens=2, temperature=0).n_gen == 2
 
 
+@pytest.mark.usefixtures("stub_server")
 def test_an_engine_can_be_closed_while_a_ctrl_c_ends_its_call(f16: Path, folders: Path) -> None:
     """As `with` does, while what was interrupted is still known."""
     case = forced(f16)
@@ -125,9 +130,18 @@ assert not psutil.Process().children()
     ],
 )
 def test_a_ctrl_c_is_never_lost(
-    f16: Path, device: str, n_times: int, longest_s: float, folders: Path, monkeypatch: pytest.MonkeyPatch
+    f16: Path,
+    device: str,
+    n_times: int,
+    longest_s: float,
+    folders: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """At many moments of starting, reading a prompt, answering and closing; a program then ends as if none had come."""
+    """At many moments of starting, reading a prompt, answering and closing; a program then ends as if none had come.
+    With llama-server itself where all is tested."""
+    if not ALL:
+        request.getfixturevalue("stub_server")
     monkeypatch.setenv("TMPDIR", str(folders))
     moments = random.Random(FRESH)
     with started(PROGRAM, f16, device, n_times) as process:

@@ -8,13 +8,15 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from e2e.forced import written
 from e2e.logits import Logits, nmse
-from gguf_factory import write_gguf
 from processes import PATIENCE_S
 
 from oallama.placer import Placer
 from oallama.run.answer import Generation
 from oallama.run.engine import Engine
+
+pytestmark = pytest.mark.usefixtures("kept_engines")
 
 STORY = "the quick brown fox jumps over the lazy dog, and then it goes back to where it came from. " * 2
 LETTERS = "root ::= [a-z ]+"
@@ -44,11 +46,11 @@ def logits(engine: Engine, prompt: Sequence[int], reuse: bool) -> Logits:
 
 @pytest.mark.parametrize(
     "arch",
-    ["llama", "gemma3", "lfm2", "mamba2",
-     *(pytest.param(arch, marks=pytest.mark.thorough) for arch in ("qwen3moe", "deepseek2", "gemma2", "gpt-oss"))],
+    ["llama", "gemma3", "lfm2",
+     *(pytest.param(x, marks=pytest.mark.thorough) for x in ("mamba2", "qwen3moe", "deepseek2", "gemma2", "gpt-oss"))],
 )  # fmt: skip
-def test_what_the_cache_holds_is_not_evaluated_again_and_changes_no_answer(arch: str, tmp_path: Path) -> None:
-    with opened(write_gguf(tmp_path / "m.gguf", arch, n_ctx=1024)) as engine:
+def test_what_the_cache_holds_is_not_evaluated_again_and_changes_no_answer(arch: str, models: Path) -> None:
+    with opened(written(models, arch, n_ctx=1024)) as engine:
         first = engine.generate(STORY, 12, temperature=0)
         assert first.n_cached == 0
         tokens = [*engine.tokenize(STORY), *first.tokens]
@@ -72,8 +74,8 @@ def test_what_the_cache_holds_is_not_evaluated_again_and_changes_no_answer(arch:
     assert max(errors) < min(1e-3, one_token / 5)
 
 
-def test_an_answer_is_the_same_whatever_was_asked_before(tmp_path: Path) -> None:
-    with opened(write_gguf(tmp_path / "m.gguf", "llama", n_ctx=1024)) as engine:
+def test_an_answer_is_the_same_whatever_was_asked_before(models: Path) -> None:
+    with opened(written(models, "llama", n_ctx=1024)) as engine:
         tokens = engine.tokenize(STORY)
         wanted = reused(engine, STORY, 12).text
         assert len(wanted) > 3

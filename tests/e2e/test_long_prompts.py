@@ -24,14 +24,6 @@ def placer(model: Path, **options: Any) -> Placer:
     return Placer.of_file(str(model), Options(device="none", **options))
 
 
-def test_tokens_are_counted_as_the_engine_counts_them(f16: Path) -> None:
-    with forced(f16).engine() as engine:
-        for text in ("once upon a time", "wörds and é ☃ bytes", ""):
-            assert count_tokens(str(f16), text) == len(engine.tokenize(text))
-        with pytest.raises(UsageError, match="not UTF-8"):  # JSON holds characters alone
-            engine.tokenize("a byte: \udcff")
-
-
 def test_a_file_that_is_no_model_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(40))
     with pytest.raises(ModelFileError, match=r"bad\.gguf"):

@@ -40,7 +40,7 @@ def test_a_model_without_a_vocabulary_is_for_llama_alone(tmp_path: Path) -> None
         assert placed_logits(llama, [1, 2]).shape[0] == 2
 
 
-@pytest.mark.parametrize(("prompt", "code"), [("hi", 0), ("\u00e9", 2)])
+@pytest.mark.parametrize(("prompt", "code"), [pytest.param("hi", 0, marks=pytest.mark.thorough), ("\u00e9", 2)])
 def test_an_exception_of_llama_cpp_that_nobody_catches_is_told(prompt: str, code: int, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama", tokenizer=letters_only)
     words = ("run", str(path), prompt, "-n", "2", "--device", "none", "--temp", "0")

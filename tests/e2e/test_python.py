@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_factory import write_gguf
 from processes import ROOT
 
 from oallama.core.errors import OallamaError, UsageError
@@ -19,6 +18,8 @@ from oallama.stores.default_model import FILE
 
 MODEL = ROOT / "models" / FILE
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who was Lily?"}]
+
+pytestmark = pytest.mark.usefixtures("kept_engines")
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -35,7 +36,7 @@ def plan(placer: Placer) -> Plan:
 
 @pytest.fixture(scope="module")
 def engine(placer: Placer, plan: Plan) -> Any:
-    with placer.engine(plan) as engine:
+    with placer.engine(plan, once=True) as engine:  # as Placer.run starts it, which may share it
         yield engine
 
 
@@ -76,17 +77,6 @@ def test_a_chat_comes_in_pieces_and_one_that_was_closed_has_no_record(engine: En
     assert list(closed) == []
     with pytest.raises(UsageError, match="this stream was closed early"):
         closed.rest()
-
-
-def test_a_model_without_a_template_continues(tmp_path: Path) -> None:
-    plain = Placer.load(write_gguf(tmp_path / "plain.gguf", "llama"), device="none", threads=1)
-    with plain.engine(plain.plan("cpu", workload=plain.workload(8, 8), measure=False)) as engine:
-        said = engine.chat([{"role": "user", "content": "once"}], max_tokens=4, temperature=0)
-        assert said.tokens == engine.generate("once", 4, temperature=0).tokens
-        with pytest.raises(UsageError, match="message 1 has role 'wizard'"):
-            engine.chat([{"role": "wizard", "content": "a"}])
-        with pytest.raises(UsageError, match="this model has no chat template, so it cannot be given a system prompt"):
-            engine.chat(QUESTION)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from oallama.core.types import SPLIT_LAYOUT
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 
-pytestmark = pytest.mark.usefixtures("no_alloc_loader")
+pytestmark = pytest.mark.usefixtures("no_alloc_loader", "kept_engines")
 
 of_glibc = pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is counted on Linux only")
 
@@ -171,14 +171,6 @@ with forced(model, device, whole=attention if device != "none" else None).llama(
 @pytest.mark.parametrize("device", ["none", "rpc-worker"])
 def test_a_plan_that_splits_nothing_does_not_load_the_backend(device: str, f16: Path) -> None:
     assert said(UNLOADED, f16, device) == [[0]]
-
-
-@of_glibc
-def test_nor_does_its_engine(f16: Path) -> None:
-    with forced(f16).engine() as engine:
-        assert engine.generate([5, 6, 7], max_tokens=2, temperature=0).n_gen == 2
-        assert engine.split_stats is None and engine.runs() == []
-        assert "ggml-oallama" not in Path(f"/proc/{engine.pid}/maps").read_text()
 
 
 def test_several_plans_at_once(f16: Path, q4_0: Path) -> None:

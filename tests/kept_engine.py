@@ -1,0 +1,117 @@
+"""llama-servers that are kept from one command or Placer of a test file to the next that would start one alike."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ggml_bridge.rpc import RpcServer
+from oallama.core.types import ModelInfo, Operator
+from oallama.device.rpc_worker import start_worker
+from oallama.device.spec import DeviceSpec
+from oallama.plan.export import PLAN_VARIABLE
+from oallama.plan.plan import Plan
+from oallama.run.address import Address
+from oallama.run.engine import Engine
+from oallama.run.held import LoadNeeds
+from oallama.run.process import Launch
+
+Key = tuple[Any, ...]
+
+
+def key_of(launch: Callable[[Address, Path], Launch]) -> Key:
+    """What one start of llama-server has that another may not have: its model, options, environment and plan."""
+    with tempfile.TemporaryDirectory() as name:
+        found = launch(Address("127.0.0.1", 1, None), Path(name))
+        plan = found.environment.get(PLAN_VARIABLE)
+        text = Path(plan).read_text(encoding="utf-8") if plan else ""
+        told = {
+            variable: value.replace(name, "") for variable, value in found.environment.items()
+            if variable.startswith(("OALLAMA", "GGML")) and variable != "OALLAMA_CACHE_DIR"
+        }  # fmt: skip
+        words = [word.replace(name, "") for word in found.command]
+    model = Path(words[words.index("-m") + 1]).stat()
+    return (tuple(words), tuple(sorted(told.items())), text, model.st_ino, model.st_mtime_ns)
+
+
+def endpoint_of(key: Key) -> str | None:
+    """The RPC server that a key's llama-server uses, which has one client at a time."""
+    words = key[0]
+    return words[words.index("--rpc") + 1] if "--rpc" in words else None
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Have a running llama-server, and a running worker, answer for the next one that would be started alike. What
+    counts experts gets one of its own: it tells them when it ends."""
+    engines: dict[Key, Engine] = {}
+    workers: dict[str, RpcServer] = {}
+
+    def worker_of(spec: DeviceSpec) -> RpcServer:
+        if str(spec) not in workers:
+            workers[str(spec)] = start_worker(spec)
+        return workers[str(spec)]
+
+    class Worker:
+        """A kept worker, as the engine's keeper gets it."""
+
+        def __init__(self, spec: DeviceSpec) -> None:
+            self.endpoint = worker_of(spec).endpoint
+
+        def __enter__(self) -> Worker:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    class Kept(Engine):
+        def __init__(
+            self,
+            model: ModelInfo,
+            plan: Plan,
+            operators: Sequence[Operator],
+            launch: Callable[[Address, Path], Launch],
+            needs: LoadNeeds,
+            warnings: Sequence[str] = (),
+            on_expert_counts: Any = None,
+            chats: bool = True,
+            keeper: Any = None,
+        ) -> None:
+            self.is_kept = on_expert_counts is None
+            given = (model, plan, operators, launch, needs, warnings, on_expert_counts, chats, keeper)
+            key = key_of(launch)
+            there = engines.get(key)
+            if there is not None and not there._child.process.has_ended:
+                self.__dict__.update(there.__dict__)
+                self.plan, self.warnings, self._is_closed = plan, tuple(warnings), False
+                self.memory = self._adopt(needs, self._at_load)
+                keeper.close()
+                return
+            endpoint = endpoint_of(key)
+            for other in [other for other in engines if endpoint is not None and endpoint_of(other) == endpoint]:
+                Engine.close(engines.pop(other))
+            super().__init__(*given)
+            if self.is_kept:
+                engines[key] = self
+
+        def close(self) -> None:
+            if self.is_kept:
+                self._is_closed = True
+            else:
+                super().close()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("oallama.placer.engine.Engine", Kept)
+        patched.setattr("oallama.placer.engine.start_worker", Worker)
+        try:
+            yield
+        finally:
+            for engine in engines.values():
+                Engine.close(engine)
+            for worker in workers.values():
+                worker.close()
