@@ -116,7 +116,8 @@ def unsettled(placer: Placer, workload: Workload) -> tuple[ClassResult, float] |
 
 def stock_at_once(placer: Placer, workload: Workload) -> Plan:
     """Stock llama.cpp's own placement, the safe choice without measurements."""
-    stock = ArmMaker(placer, setting_of(placer, workload.n_ctx, workload.n_ubatch)).make(stock_name(placer)).stock
+    setting = setting_of(placer, workload.n_ctx, workload.n_ubatch).changed(n_outputs=workload.n_outputs)
+    stock = ArmMaker(placer, setting).make(stock_name(placer)).stock
     assert stock is not None
     return stock_plan(placer, workload, stock, priced=False)
 

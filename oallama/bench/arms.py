@@ -115,7 +115,8 @@ class ArmMaker:
         """The workload to plan for: the longest prompt, generation and depth of the tests, and their context."""
         n_prompt, n_gen = max(1, *(test.n_prompt for test in self.tests)), max(test.n_gen for test in self.tests)
         load, n_past = self.setting.load, max(test.n_depth for test in self.tests)
-        return replace(self.placer.workload(n_prompt, n_gen, load.n_ctx, load.n_ubatch, n_past), step=self.step)
+        workload = self.placer.workload(n_prompt, n_gen, load.n_ctx, load.n_ubatch, n_past)
+        return replace(workload, step=self.step, n_outputs=load.n_outputs)
 
     @property
     def attention_passes(self) -> tuple[Pass, ...]:
@@ -185,8 +186,8 @@ class ArmMaker:
         (mtp), or with drafts of text that repeats (None). Raises UsageError, and DoesNotFit where the draft model
         leaves no room."""
         if kind is None:
-            made = replace(self, auto=None).make(base)
-            return replace(self._drafting(made, NGRAM), name=name)
+            setting = self.setting.changed(n_outputs=NGRAM.n_draft + 1)
+            return replace(self._drafting(replace(self, setting=setting, auto=None).make(base), NGRAM), name=name)
         drafter = MtpBlock(self.placer) if kind == "mtp" else self.drafter
         if drafter is None:
             raise UsageError(f"arm {name} needs a draft model; name it with -md")
@@ -215,8 +216,9 @@ class ArmMaker:
 
     def _fit(self, name: str, options: StockOptions = StockOptions()) -> ArmSpec:  # noqa: B008 - frozen
         self.progress(f"ask llama.cpp's --fit for {name}")
-        n_drafts = self.step.n_draft if self.step.mtp else 0
-        load = replace(self.setting.load, stock=options, n_slots=self.step.n_slots, n_drafts=n_drafts)
+        load = self.setting.load
+        asked = Workload(1, 1, load.n_ctx, load.n_ubatch, step=self.step, n_outputs=load.n_outputs)
+        load = replace(load, stock=options).of(asked)
         placement, steps = fit_under(self.setting.cap, self.placer.operators, load)
         shown = tuple({"flag": "--fit", "value": step.n_gpu_layers, **asdict(step)} for step in steps)
         return ArmSpec(name, self.setting, placement, search=shown, notes=(fit_sentence(placement, steps),))

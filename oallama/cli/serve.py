@@ -73,7 +73,8 @@ server_options = as_record(
            group=Group.SERVER, help="Number of requests computed at the same time; they share the context."),
     option("--pooling", type=click.Choice(POOLINGS), default="mean", show_default=True,
            metavar="|".join(POOLINGS), group=Group.SERVER, advanced=True,
-           help="Pooling for /v1/embeddings; model: as in the GGUF; none: no embeddings."),
+           help="Pooling for /v1/embeddings; model: as in the GGUF; none: no embeddings.\f They take memory: of a plan "
+           "that is given, or was measured, what it leaves."),
     option("-cram", "--cache-ram", "cache_mib", type=count(-1), metavar="MIB", group=Group.SERVER, advanced=True,
            show_default="8192, or what the model leaves free in host memory",
            help="Host memory for the cache of earlier prompts; 0: none, -1: no limit."),
@@ -133,12 +134,16 @@ def command(
         found = find_program(server.program)
         with busy("planning"):
             served = stack.enter_context(
-                served_model(PlacementRequest(model, asked, pictures, n_prompt, n_gen, n_depth or 0, count_experts))
+                served_model(
+                    PlacementRequest(
+                        model, asked, pictures, n_prompt, n_gen, n_depth or 0, count_experts, server.pooling != "none"
+                    )
+                )
             )
         placer = served.placer
         settings = ServerSettings(
             address, server.n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
-            None if server.pooling == "none" else server.pooling, server.cache_mib, more=passed_options(),
+            server.pooling if served.embeds else None, server.cache_mib, more=passed_options(),
         )  # fmt: skip
         server_log = stack.enter_context(_server_log(server.log_file))
         log(f"oallama: {served.wanted.reason}")

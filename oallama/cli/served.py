@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """The placement options of `oallama serve`."""
+    """The placement options of `oallama serve`. embeds: whether embeddings are offered where there is room."""
 
     model: str
     placement: PlacementOptions
@@ -43,9 +43,11 @@ class PlacementRequest:
     n_gen: int
     n_past: int
     count_experts: bool
+    embeds: bool
 
     def workload(self, placer: Placer) -> Workload:
-        return placer.workload(self.n_prompt, self.n_gen, n_past=self.n_past)
+        workload = placer.workload(self.n_prompt, self.n_gen, n_past=self.n_past)
+        return replace(workload, n_outputs=0) if self.embeds else workload
 
 
 @contextlib.contextmanager
@@ -60,6 +62,8 @@ def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
         placer = asked.pictures.with_room(placer, asked.workload(placer))
         planned = placer, _placed(asked, placer)
     placer, served = planned
+    if asked.embeds:
+        served = _embedding(placer, served)
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(start_worker(placer.device)) if placer.device.is_worker else None
         yield ServedModel(asked, placer, served, worker, stack.enter_context(counting(placer, asked.count_experts)))
@@ -120,6 +124,11 @@ class ServedModel:
                 self._count(report.expert_counts(self.placer.operators, self.placer.model.n_expert))
 
     @property
+    def embeds(self) -> bool:
+        """Whether llama-server has the memory to embed."""
+        return self.wanted.plan.workload.n_outputs == 0
+
+    @property
     def _has_room(self) -> bool:
         """True if the plan was made now, with room for the requested projector."""
         return self._asked.placement.plan_file is None
@@ -170,6 +179,15 @@ def _placed(asked: PlacementRequest, placer: Placer) -> Served:
     if is_unknown:
         return _timed(placer, plan, tuning_gain(placer, workload, plan))
     return _timed(placer, plan, _reason(placer, asked.placement, plan))
+
+
+def _embedding(placer: Placer, served: Served) -> Served:
+    """The placement with embeddings, where it leaves the device room for them: a plan that was measured, or is given,
+    may have none."""
+    plan = placer.embedding(served.plan)
+    if plan is None:
+        log("note: no embeddings: the plan leaves the device no room for them; --no-gate without --plan makes room")
+    return served if plan is None else replace(served, plan=plan)
 
 
 def _check_device(placer: Placer) -> None:

@@ -68,8 +68,10 @@ class StepOptions:
 
         if (drafter := placer.drafter or self.drafter(placer)) is not None:
             return planned_with_drafts(placer, drafter, workload, plan)
-        made = plan(placer, workload)
-        return replace(made, draft=NGRAM) if self.spec == "ngram" else made
+        if self.spec != "ngram":
+            return plan(placer, workload)
+        n_outputs = workload.n_outputs and NGRAM.n_draft + 1
+        return replace(plan(placer, replace(workload, n_outputs=n_outputs)), draft=NGRAM)
 
 
 DRAFTS = (

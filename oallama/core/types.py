@@ -309,6 +309,14 @@ class Workload:
     n_ubatch: Size32 = 512
     n_past: Annotated[Count32, Mark.OMIT_DEFAULT] = 0  # in the KV cache before the prompt
     step: Annotated[DecodeStep, Mark.OMIT_DEFAULT] = DecodeStep()
+    # tokens of each request whose logits are wanted at once; 0: of all tokens of a batch, as where llama-server embeds
+    n_outputs: Annotated[Count32, Mark.OMIT_DEFAULT] = 1
+
+    @property
+    def n_outputs_max(self) -> int:
+        """Tokens of a batch whose logits llama-server has its context reserve memory for: of each slot those of its
+        drafts and one more; 0: of all (b11549, server-context.cpp, server_output_limits)."""
+        return self.step.n_slots * max(self.n_outputs, self.step.n_draft + 1) if self.n_outputs else 0
 
     @property
     def largest_batch(self) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import BridgeError
 from oallama.core.options import FLASH_ATTENTION, STOCK_ATTENTION, STOCK_BATCH, STOCK_UBATCH, cache_type
-from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, SPLIT_LAYOUT, Attention, StockOptions
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, SPLIT_LAYOUT, Attention, StockOptions, Workload
 from oallama.device.cpu import default_threads
 from oallama.device.user_backend import load_user_backend
 
@@ -27,7 +27,8 @@ class LoadSettings:
     host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, and SPLIT_LAYOUT for
     those of the split backend (plan/patterns.py). split_text: those weights, for a load without their plan
     (plan/plugin_text.py). n_threads 0: one per physical core. no_repack: weights that no pattern is for stay plain, as
-    --no-repack has it. n_slots: requests at once. n_drafts: that the model's own last block (MTP) makes for each, in a
+    --no-repack has it. n_outputs: tokens of a batch whose logits are wanted at once, for which llama.cpp reserves
+    memory; 0: all. n_slots: requests at once. n_drafts: that the model's own last block (MTP) makes for each, in a
     second context; 0: that block is not loaded. stock: of stock llama.cpp's own configuration, which is told of the
     device even where no layer goes there, as its programs do: large batches are computed there.
     """
@@ -44,8 +45,15 @@ class LoadSettings:
     n_threads: int = 0
     no_repack: bool = False
     stock: StockOptions | None = None
+    n_outputs: int = 1
     n_slots: int = 1
     n_drafts: int = 0
+
+    def of(self, workload: Workload) -> LoadSettings:
+        """The same with the outputs, slots and drafts of a workload."""
+        step = workload.step
+        n_drafts = step.n_draft if step.mtp else 0
+        return replace(self, n_outputs=workload.n_outputs_max, n_slots=step.n_slots, n_drafts=n_drafts)
 
 
 class ModelParams:
@@ -136,6 +144,7 @@ def apply_context(settings: LoadSettings, params: Any) -> None:
     params.n_ubatch = min(settings.n_ubatch, params.n_batch)
     params.n_threads = params.n_threads_batch = settings.n_threads or default_threads()
     params.n_seq_max, params.kv_unified = settings.n_slots, settings.n_slots > 1
+    params.n_outputs_max = min(settings.n_outputs, params.n_batch)
     params.n_rs_seq = settings.n_drafts  # snapshots of recurrent state, to go back to where a draft is refused
     attention = settings.attention
     params.flash_attn_type = FLASH_ATTENTION[attention.flash_attn]

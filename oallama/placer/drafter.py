@@ -110,7 +110,7 @@ class DraftModel:
     def needs(self, workload: Workload, attention: Attention) -> tuple[int, int]:
         """Bytes of the host and of the device that it takes beside the model's context. workload, attention: of
         the model. Raises what a no_alloc load raises."""
-        context = Workload(1, 1, workload.n_ctx, workload.n_ubatch)
+        context = Workload(1, 1, workload.n_ctx, workload.n_ubatch, step=DecodeStep(n_slots=workload.step.n_slots))
         attention = Attention(attention.flash_attn)  # llama-server keeps the draft model's KV cache in F16
         on_host, on_device = self.placer.no_alloc_loads.sides(context, self._placed, attention)
         if self._on_device:

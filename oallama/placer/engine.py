@@ -36,7 +36,8 @@ class EngineOptions:
     """How an engine's llama-server is started. chats: the model's chat template may be used, where it has one.
     server_options: further options of llama-server. mmproj: a vision projector, for messages with pictures;
     mmproj_offload: on the device, whose memory for it no plan has counted. interactive: a person may stop an answer,
-    and asks for no embeddings. once: one prompt is answered, so none will begin like an earlier one."""
+    and asks for no embeddings. once: one prompt is answered, so none will begin like an earlier one, and none is
+    embedded."""
 
     chats: bool = True
     server_options: Sequence[str] = ()
@@ -62,6 +63,8 @@ def open_engine(
         raise UsageError("the model has no vocabulary to decode its tokens; use a file with a vocabulary")
     chats = options.chats and model.chat_template is not None  # else it would get another's
     program = find_program(os.environ.get(PROGRAM_VARIABLE) or None)
+    embedding = None if options.interactive or options.once else placer.embedding(plan)
+    plan = embedding or plan
     needs = placer.load_needs(plan)
     keeper = Keeper()
     try:
@@ -78,7 +81,7 @@ def open_engine(
             if options.interactive and named.device == "none":
                 n_batch = min(n_batch, PATIENT_BATCH)
             settings = ServerSettings(
-                address, 1, placer.threads, n_batch, Path(model.path).name, None if options.interactive else POOLING,
+                address, 1, placer.threads, n_batch, Path(model.path).name, POOLING if embedding else None,
                 cache_mib=0, chats=chats, shown=False, goes_back=not options.once, more=more, projector=options.mmproj,
                 projector_on_device=options.mmproj_offload,
             )  # fmt: skip

@@ -245,6 +245,27 @@ class Placer(ModelOnDevice):
         Its memory and times stay unchanged."""
         return replace(plan, workload=load_as_asked(plan, self.options), attention=self.attention_for(plan))
 
+    def embedding(self, plan: Plan) -> Plan | None:
+        """The plan for a llama-server that embeds as well, whose context reserves memory for the logits of all tokens
+        of a micro-batch; None where the plan leaves the device no room for that. Raises as a no_alloc load."""
+        if not plan.workload.n_outputs:
+            return plan
+        workload, placement, attention = (
+            replace(plan.workload, n_outputs=0),
+            self.placed(plan),
+            self.attention_for(plan),
+        )
+        if plan.device == "none":
+            return replace(plan, workload=workload)
+        (_, less), (_, more) = (
+            self.no_alloc_loads.sides(each, placement, attention) for each in (plan.workload, workload)
+        )
+        n_bytes, memory = more - less, plan.memory
+        if n_bytes > max(0, memory.spare):
+            return None
+        memory = replace(memory, compute=memory.compute + n_bytes, spare=memory.spare - n_bytes)
+        return replace(plan, workload=workload, memory=memory)
+
     def load_needs(self, plan: Plan) -> LoadNeeds:
         """Memory that a plan takes, by a no_alloc load. Raises DoesNotFit if each token would read more than the host's
         memory holds, and the same as a no_alloc load."""

@@ -31,7 +31,7 @@ def fit_plan(on: ModelOnDevice, workload: Workload) -> Plan:
         raise UsageError("policy fit does not run on cpu-pair: llama.cpp has no second CPU; use split or scheinfer")
     if not on.has_device:
         return stock_cpu_plan(on, workload)
-    settings = stock_load(on, workload.n_ctx, workload.n_ubatch)
+    settings = stock_load(on, workload.n_ctx, workload.n_ubatch).of(workload)
     placement, steps = fit_under(memory_cap(on, settings), on.operators, settings)
     found = stock_plan(on, workload, placement)
     return replace(found, notes=(*found.notes, fit_sentence(placement, steps)))

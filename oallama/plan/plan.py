@@ -5,8 +5,8 @@ History of the file (`"version"`), of which all versions are read:
      default, so is `streaming` (n_slots, prefetch, kept_twice, piece_bytes, link_bytes_per_s, ring_bytes, exchange) and
      `attention` (flash_attn, type_k, type_v) of a plan that says nothing of it, `notes` (sentences of the planner)
      where there are none, `bound` where it is not known, `residents` where the device takes them, `stock` where it is
-     not stock llama.cpp's own configuration, `draft` where no drafts are made, and `step` of the workload where a
-     decode step computes one token.
+     not stock llama.cpp's own configuration, `draft` where no drafts are made, `step` of the workload where a decode
+     step computes one token, and `n_outputs` where it is one.
   2  an operator has its cut in elements too, [cpu, streamed, device]. Where the fractions beside it are others, as in a
      file that was edited, they count.
 Keys this version does not know are kept in `extra` and written back, so a newer minor addition survives a round trip.

@@ -179,7 +179,8 @@ class Engine:
 
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
         """The embedding of each text, pooled as the GGUF says, else the mean over its tokens, normalised to length 1.
-        Raises UsageError for an empty text, and for a text longer than a micro-batch."""
+        Raises UsageError for an empty text, for a text longer than a micro-batch, and where the plan left the device no
+        room for embeddings (Workload.n_outputs)."""
         if not isinstance(texts, (str, Sequence)):
             raise UsageError(f"texts must be a string or a list of strings, not {type(texts).__name__}")
         asked = [texts] if isinstance(texts, str) else list(texts)
@@ -187,6 +188,8 @@ class Engine:
             check_type("text", text, str)
             if not text:
                 raise UsageError("no token to embed; give a text")
+        if self.plan.workload.n_outputs:
+            raise UsageError("this engine embeds nothing; make its plan for a workload with n_outputs=0")
         found = self._ask("/v1/embeddings", {"input": asked})["data"]
         return [each["embedding"] for each in sorted(found, key=lambda each: int(each["index"]))]
 

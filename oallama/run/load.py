@@ -103,6 +103,7 @@ def load_placed(
         attention=attention,
         n_threads=options.threads or default_threads(),
         stock=plan.stock,
+        n_outputs=0 if _wants_all(arguments or {}) else plan.workload.n_outputs_max,
     )
     if not memory_known:
         check_host(settings, no_alloc_memory(settings), operators, host_memory_bytes())
@@ -124,6 +125,11 @@ def load_placed(
         release(held)
         raise
     return llama
+
+
+def _wants_all(arguments: Mapping[str, Any]) -> bool:
+    """Whether a Llama of these arguments computes the logits, or embeddings, of all tokens."""
+    return any(bool(arguments.get(name)) for name in ("logits_all", "embedding", "draft_model"))
 
 
 def _load_llama(

@@ -83,9 +83,7 @@ class NoAllocLoads:
             n_threads=self._n_threads(),
             attention=attention,
             stock=placement.stock,
-            n_slots=workload.step.n_slots,
-            n_drafts=workload.step.n_draft if workload.step.mtp else 0,
-        )
+        ).of(workload)
 
     def taken(self, workload: Workload, placement: Placement, attention: Attention) -> LoadBytes:
         """Bytes of a placement, its split operators counted with the host. Raises what no_alloc_memory raises."""

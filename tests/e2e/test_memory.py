@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.forced import Where, forced
+from e2e.forced import N_UBATCH, Where, forced
 from gguf_factory import hostile, write_gguf
 from processes import children_with, must_end
 from seeds import crossed
 
 import ggml_bridge
-from oallama.core.errors import DeviceError, ModelFileError
-from oallama.core.types import Attention
-from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
+from oallama.core.errors import DeviceError, ModelFileError, UsageError
+from oallama.core.types import Attention, DecodeStep, Workload
+from oallama.cost.blocks import F32
+from oallama.device.load_params import LoadSettings, ModelParams, apply_context, load_bridge
 from oallama.device.native_log import native_log
 from oallama.model.memory import PARTS, NoAllocLoader, NoAllocResult, no_alloc_memory
 from oallama.placer import Placer
+from oallama.run.plugin_report import ask_report
 
 api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
 
@@ -43,6 +45,52 @@ def test_a_no_alloc_load_says_what_a_load_really_takes(arch: str, where: str, tm
         assert real == [case.plan.memory.weights_gpu, case.plan.memory.kv, case.plan.memory.compute]
         assert llama.memory.device_bytes == llama.memory.planned_device_bytes > 0
         assert llama.warnings == ()
+
+
+@pytest.mark.parametrize("embeds", [False, True])
+def test_llama_server_takes_what_is_planned_and_logits_of_all_tokens_only_to_embed(
+    embeds: bool, tmp_path: Path
+) -> None:
+    """The emulated card counts what llama-server really has it hold."""
+    n_vocab = 8192
+    path = write_gguf(tmp_path / "model.gguf", "llama", n_vocab=n_vocab, n_ctx=512)
+    case = forced(path, "emulated:rtx3060-12", whole=PLACES["all on the device"])
+    assert case.plan.memory.compute < F32 * n_vocab * N_UBATCH, "not the logits of a micro-batch"
+    with case.engine(interactive=not embeds) as engine:
+        assert len(engine.generate([5] * (N_UBATCH + 9), max_tokens=4, temperature=0).tokens) == 4
+        report = ask_report(engine._folder, engine.pid, 10.0)
+        assert report is not None and report.emulated is not None
+        pooling = 1024 if embeds else 0  # bytes at most, of the mean over tokens, which no load is asked of
+        assert report.emulated.device_bytes == pytest.approx(engine.memory.device_bytes, abs=pooling)
+        assert engine.memory.device_bytes == engine.memory.planned_device_bytes
+        assert engine.warnings == ()
+        planned = case.plan.memory
+        more = engine.memory.device_bytes - planned.weights_gpu - planned.kv - planned.compute
+        logits = F32 * n_vocab * N_UBATCH
+        assert 0.7 * logits < more < logits if embeds else more == 0
+        if embeds:
+            assert len(engine.embed("a")) == 1
+            assert case.placer.embedding(case.with_breakdown(spare=more - 1).plan) is None
+        else:
+            with pytest.raises(UsageError, match="n_outputs=0"):
+                engine.embed("a")
+
+
+@pytest.mark.parametrize(
+    ("step", "n_outputs", "reserved"),
+    [
+        (DecodeStep(), 1, 1), (DecodeStep(2, n_slots=4), 1, 4), (DecodeStep(1, 3, n_slots=2), 1, 8),
+        (DecodeStep(n_slots=2), 49, 98), (DecodeStep(1, 3, n_slots=2), 0, 0),
+    ],
+)  # fmt: skip
+def test_logits_are_reserved_of_each_slots_drafts_and_one_more(step: DecodeStep, n_outputs: int, reserved: int) -> None:
+    workload = Workload(1, 1, 512, step=step, n_outputs=n_outputs)
+    params = api.llama_context_default_params()
+    apply_context(LoadSettings("m.gguf").of(workload), params)
+    assert (workload.n_outputs_max, params.n_outputs_max) == (reserved, reserved)
+    small = LoadSettings("m.gguf", n_batch=4).of(workload)
+    apply_context(small, params)
+    assert params.n_outputs_max == min(reserved, 4)
 
 
 def overridden(path: Path, patterns: tuple[tuple[str, str | None], ...]) -> dict[str, str]:
