@@ -413,12 +413,16 @@ def slice_times(
     # what is streamed is queued behind GG, so that the link's latency is waited for once
     streams = cg > 0 or prime
     n_steps = (gg > 0) + streams
-    device_copy = NO_DEVICE_COPY
+    device_copy, wait_s = NO_DEVICE_COPY, 0.0
     if gg < 1 and cost.context.resident:
         # the device reads its input where it is; two launches: it adds what the thread sends, and llama.cpp goes on
         send_s, join_s = n_steps * link.launch_issue_s, link.split_s
         if cut.cc > 0:  # else nothing crosses
-            send_s += link.copy_out.seconds(block.upload_bytes(extent, rows - n_g, rows))
+            input_s = link.copy_out.seconds(block.upload_bytes(extent, rows - n_g, rows))
+            if rates.staged:  # the device is launched while the thread's input is on its way to pinned memory
+                wait_s = max(0.0, input_s - send_s)
+            else:
+                send_s += input_s
             join_s += link.copy_in.seconds(block.download_bytes(cut.cc, rows - n_g)) + link.split_s
         device_copy = DeviceCopy(send_s, join_s, link.launch_s)
     elif gg < 1:
@@ -434,7 +438,8 @@ def slice_times(
     if gg > 0:
         gpu_s = cost.gemms.gpu_s(gg, rows) + (0.0 if streams else behind_s)
         steps = (DeviceStep(0.0, gpu_s, launch_s), *steps)
-    return both_sides(rates, device_copy, steps, cost.gemms.cpu_s(cc, rows - n_g), rows, issue_s, late_s)
+    cpu_s = wait_s + cost.gemms.cpu_s(cc, rows - n_g)
+    return both_sides(rates, device_copy, steps, cpu_s, rows, issue_s, late_s)
 
 
 def _whole_times(cost: BlockType, rates: SliceRates, n_tokens: int, rows: int) -> BlockTimes:
