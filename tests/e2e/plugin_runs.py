@@ -61,7 +61,9 @@ def loaded(
 @contextlib.contextmanager
 def context_of(model: Any, n_seq: int = 1, n_threads: int = 1) -> Iterator[Any]:
     params = api.llama_context_default_params()
-    settings = LoadSettings("", n_ctx=N_CTX, n_ubatch=N_UBATCH, attention=Attention("on"), n_threads=n_threads)
+    settings = LoadSettings(
+        "", n_ctx=N_CTX, n_ubatch=N_UBATCH, attention=Attention("on"), n_threads=n_threads, n_outputs=0
+    )
     apply_context(settings, params)
     params.n_seq_max, params.op_offload, params.kv_unified = n_seq, False, True
     context = api.llama_init_from_model(model, params)
