@@ -93,9 +93,10 @@ def forced(
     n_ctx: int = N_CTX,
     probe: bool = True,
     step: DecodeStep = DecodeStep(),  # noqa: B008 - frozen
+    n_outputs: int = 0,
     **fields: Any,
 ) -> Forced:
-    """A plan of `path`. whole: operators that go to the device uncut, and with them norms and KV. layout: in host
+    """A plan of `path`, with room for the logits of all tokens, which tests read. whole: operators that go to the device uncut, and with them norms and KV. layout: in host
     memory, of what has a share. hot: experts that the device has besides. probe False: its memory breakdown is not
     filled. step: of decode. fields: of a Placement."""
     placer = Placer.load(path, device=device, threads=1, n_ctx=n_ctx, n_ubatch=N_UBATCH, flash_attn="on")
@@ -111,7 +112,7 @@ def forced(
     placement = Placement(places, model.n_layer + 1 if whole is None else 0, **fields)
     gg_bytes = slice_weights(operators, [0 if place.is_device else place.cut.gg for place in places])
     hot_bytes = sum(o.bytes // o.shape[2] * len(p.hot_experts) for o, p in zip(operators, places, strict=True))
-    held, workload = gg_bytes + hot_bytes, replace(placer.workload(8, 8), step=step)
+    held, workload = gg_bytes + hot_bytes, replace(placer.workload(8, 8), step=step, n_outputs=n_outputs)
     memory = memory_breakdown(0, 1.0, 0, 0, 0, 0)
     if probe:
         taken = placer.no_alloc_loads.taken(workload, placement, placer.attention)

@@ -38,7 +38,7 @@ PLACES: dict[str, Where] = {
 @pytest.mark.parametrize(("arch", "where"), crossed(["llama", "qwen3moe", "gemma2", "minicpm3"], list(PLACES)))
 def test_a_no_alloc_load_says_what_a_load_really_takes(arch: str, where: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", arch, weight_type="Q4_0")
-    case = forced(path, "rpc-worker", whole=PLACES[where])
+    case = forced(path, "rpc-worker", whole=PLACES[where], n_outputs=1)
     with case.llama(logits_all=False) as llama:
         there = [buffer for buffer in llama.buffers if not buffer.in_host_memory]
         real = [sum(getattr(buffer, part) for buffer in there) for part in PARTS]
@@ -54,7 +54,7 @@ def test_llama_server_takes_what_is_planned_and_logits_of_all_tokens_only_to_emb
     """The emulated card counts what llama-server really has it hold."""
     n_vocab = 8192
     path = write_gguf(tmp_path / "model.gguf", "llama", n_vocab=n_vocab, n_ctx=512)
-    case = forced(path, "emulated:rtx3060-12", whole=PLACES["all on the device"])
+    case = forced(path, "emulated:rtx3060-12", whole=PLACES["all on the device"], n_outputs=1)
     assert case.plan.memory.compute < F32 * n_vocab * N_UBATCH, "not the logits of a micro-batch"
     with case.engine(interactive=not embeds) as engine:
         assert len(engine.generate([5] * (N_UBATCH + 9), max_tokens=4, temperature=0).tokens) == 4
