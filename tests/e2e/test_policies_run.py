@@ -117,7 +117,8 @@ def routed(placer: Placer) -> Placer:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.policy}-{row.arch}-{row.device.partition(':')[0]}")
 def test_a_plan_runs_as_planned_and_computes_what_stock_does(row: Row, models: Path) -> None:
     placer = routed(row.placer(models))
-    plan = placer.plan(row.policy, n_prompt=128, n_gen=16, n_ctx=256)
+    all_logits = replace(placer.workload(128, 16, 256), n_outputs=0)
+    plan = placer.plan(row.policy, workload=all_logits)
     plan.check(placer.model, placer.operators)
     memory, pairs = plan.memory, list(zip(placer.operators, plan.operators, strict=True))
     assert memory.weights_gpu + memory.kv + memory.compute + memory.staging + memory.spare == memory.limit
