@@ -96,9 +96,10 @@ def forced(
     n_outputs: int = 0,
     **fields: Any,
 ) -> Forced:
-    """A plan of `path`, with room for the logits of all tokens, which tests read. whole: operators that go to the device uncut, and with them norms and KV. layout: in host
-    memory, of what has a share. hot: experts that the device has besides. probe False: its memory breakdown is not
-    filled. step: of decode. fields: of a Placement."""
+    """A plan of `path`, with room for the logits of all tokens, which tests read. whole: operators that go to the
+    device uncut, and with them norms and KV. layout: in host memory, of what has a share. hot: experts that the device
+    has besides. probe False: its memory breakdown is not filled. step: of decode. n_outputs: as Workload's. fields: of
+    a Placement."""
     placer = Placer.load(path, device=device, threads=1, n_ctx=n_ctx, n_ubatch=N_UBATCH, flash_attn="on")
     model, operators = placer.model, placer.operators
     places = tuple(
