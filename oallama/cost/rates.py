@@ -231,24 +231,28 @@ class SliceRates:
         wanted = sqrt(2 * self.issue.alpha_s / self.weights.beta_s_per_byte * BYTES_PER_WAIT)
         return max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, int(wanted) // (4 * KIB) * (4 * KIB)))
 
-    def device_copy(self, n_up: int, n_down: int, joined: float, n_steps: int) -> DeviceCopy:
-        """Seconds of a device copy with so many bytes up and down (0: nothing is copied back), joined elements and
-        launches."""
+    def device_copy(self, n_up: int, n_down: int, joined: float, n_steps: int, n_copies: int = 1) -> DeviceCopy:
+        """Seconds of a device copy with so many bytes up, in so many copies, and down (0: nothing is copied back),
+        joined elements and launches."""
         link = self.transfer
-        send_s = self.staging_s(n_up) + n_steps * link.launch_issue_s
+        send_s = self.staging_s(n_up, n_copies) + n_steps * link.launch_issue_s
         join_s = joined * JOIN_BYTES * self.join_s_per_byte
         in_s, out_s = link.copy_in.seconds(n_up), link.copy_out.seconds(n_down) if n_down else 0.0
         if self.staged:
             return DeviceCopy(send_s, join_s, link.launch_s, in_s, out_s)
         return DeviceCopy(send_s + in_s, join_s + out_s, link.launch_s)
 
-    def staging_s(self, n_bytes: float) -> float:
+    @property
+    def issue_s(self) -> float:
+        """Seconds of the thread to ask for a copy that it does not wait for."""
+        return self.issue.alpha_s if self.staged and self.issue else 0.0
+
+    def staging_s(self, n_bytes: float, n_copies: int = 1) -> float:
         """Seconds of the thread until activations are on their way from pinned memory: it moves them there and asks for
         them piece by piece. 0 where they are sent from where they are."""
         if not self.staged:
             return 0.0
-        issue_s = self.issue.alpha_s if self.issue else 0.0
-        return 2 * n_bytes * self.join_s_per_byte + max(1.0, n_bytes / MIB) * issue_s
+        return 2 * n_bytes * self.join_s_per_byte + max(n_copies, n_bytes / MIB) * self.issue_s
 
 
 def slice_rates(profile: Profile) -> SliceRates:

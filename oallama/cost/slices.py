@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import starmap
 from math import ceil
 from typing import NamedTuple
 
@@ -279,12 +280,13 @@ def both_sides(
 def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
     """The tasks of a block of which the device has so many experts whole, without the inter-block time before it.
 
-    Of each token the device computes as many rows as may be hits, whether they are or not. The CPU computes misses, one
-    row each: of one token it reads their experts; of a prompt it reads those that are missed at all, or multiplies,
-    whichever takes longer. How many miss differs from token to token, and the later side decides, which takes longer
-    than the average number of misses would. Of the misses some are fetched where experts follow: as many as the link
-    brings, and the device computes, while the CPU computes the others. Of several tokens the device then computes no
-    row in vain, and each comes back by itself, half of them at least while others are computed.
+    The CPU computes misses, one row each: of one token it reads their experts; of a prompt it reads those that are
+    missed at all, or multiplies, whichever takes longer. How many miss differs from token to token, and the later side
+    decides, which takes longer than the average number of misses would. Where experts follow, some misses are fetched,
+    as many as the link brings, and the device computes, while the CPU computes the others; and of a token that misses
+    few, the CPU computes some hits, so that both sides end together. Of several tokens the device then computes no row
+    in vain, and each comes back by itself, half of them at least while others are computed. Of a token it computes as
+    many rows as may be hits, whether they are or not: those in vain read a hit's expert once more.
     """
     rows = n_outputs if cost.outputs_only else n_tokens
     if rows <= 0:
@@ -293,57 +295,62 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     n_rows, miss = min(n_used, n_hot - use.follows), 1.0 - use.coverage(n_hot, n_tokens)
     packed = use.follows and rows > 1
     device_copy = _hot_copies(cost, rates, n_hot, rows, miss, packed, n_rows)
-    behind_s = device_copy.staged_out_s
-    n_read = max(1.0, min(n_rows, (1.0 - miss) * n_used)) if rows == 1 else n_rows  # spare rows read a hit's once more
-    gpu_s = cost.gemms.gpu_s(n_read / n_used, rows) + behind_s
-    step = DeviceStep(0.0, gpu_s, device_copy.launch_s + device_copy.staged_in_s)
-    linear = cost.gemms.at(rows)
-
-    def times_of(cpu_s: float, more_s: float = 0.0) -> BlockTimes:
-        late = device_copy._replace(join_s=device_copy.join_s + more_s)
-        return both_sides(rates, late, (step,), cpu_s, rows)
-
+    behind_s, launch_s = device_copy.staged_out_s, device_copy.launch_s + device_copy.staged_in_s
     each_s = rates.weights.seconds(sum(gemm.bytes for gemm in cost.gemms) / n_expert)
+
+    def times_of(cpu_s: float, gpu_s: float, more_s: float = 0.0) -> BlockTimes:
+        late = device_copy._replace(join_s=device_copy.join_s + more_s)
+        return both_sides(rates, late, (DeviceStep(0.0, gpu_s + behind_s, launch_s),), cpu_s, rows)
+
     if rows > 1:
         cpu_s, left = _misses_of_batch(cost, n_hot, rows, miss, packed, each_s, behind_s)
-        if packed:
-            step = step._replace(gpu_s=cost.gemms.gpu_s(1.0 - left * miss, rows) + behind_s)
-        return times_of(cpu_s)
-    seconds = [0.0, *(linear.cpu_alpha_s + n / n_used * linear.cpu_linear_s for n in range(1, n_used + 1))]
-    if use.follows:
-        one_s = cost.gemms.gpu_s(1 / n_used, 1) + behind_s
-        fetched_s = [x * each_s + x * one_s for x in range(n_used + 1)]
-        seconds = [
-            min(max(seconds[n - x], fetched_s[x]) for x in range(min(n, n_hot - 1) + 1)) for n in range(n_used + 1)
-        ]
+        return times_of(cpu_s, cost.gemms.gpu_s(1.0 - left * miss if packed else n_rows / n_used, rows))
+
+    def sides(by_cpu: int, fetched: int) -> tuple[float, float]:
+        """Seconds of the CPU's rows, and of the others, behind what is fetched."""
+        gpu_s = fetched * each_s + cost.gemms.gpu_s(max(1, n_used - by_cpu) / n_used, 1)
+        return cost.gemms.cpu_s(by_cpu / n_used, 1), gpu_s
+
+    def fastest(n_missed: int) -> tuple[float, float, float]:
+        """Seconds of a token that misses so many, and of these on either side."""
+        least = max(n_missed, n_used - n_rows)  # rows that the CPU computes where nothing is fetched
+        shares = [(least, 0)]
+        if use.follows:
+            shares += [(by_cpu, 0) for by_cpu in range(least + 1, n_used + 1)]
+            shares += [(least - x, x) for x in range(1, min(n_missed, n_hot - 1, least - (n_used - n_rows)) + 1)]
+        return min((alone_seconds(times_of(*both)), *both) for both in starmap(sides, shares))
+
     odds = miss_odds(n_used, 1.0 - miss, use.spread or 0.0)
-    average = times_of(sum(p * s for p, s in zip(odds, seconds, strict=True)))
-    expected_s = sum(p * alone_seconds(times_of(s)) for p, s in zip(odds, seconds, strict=True))
-    return times_of(average.cpu_s, max(0.0, expected_s - alone_seconds(average)))
+    taken = [fastest(n_missed) for n_missed in range(n_used + 1)]
+    expected_s, cpu_s, gpu_s = (
+        sum(p * s for p, s in zip(odds, each, strict=True)) for each in zip(*taken, strict=True)
+    )
+    return times_of(cpu_s, gpu_s, max(0.0, expected_s - alone_seconds(times_of(cpu_s, gpu_s))))
 
 
 def _hot_copies(
     cost: BlockType, rates: SliceRates, n_hot: int, rows: int, miss: float, packed: bool, n_rows: int
 ) -> DeviceCopy:
-    """Device copies of such a block. miss: share of its experts' uses; packed: the device computes no row in vain;
-    n_rows: else of each token, what it computes."""
+    """Device copies of such a block; the biases of experts in slots are there since before. miss: share of its experts'
+    uses; packed: the device computes no row in vain; n_rows: else of each token, what it computes."""
     block, hot_block, link, n_used = cost.block, cost.hot(n_hot), rates.transfer, cost.gemms[0].mul_mat.n_expert_used
     returned = block.returned + block.returned_each * block.extent  # of all experts of a token
     n_up, n_down = hot_block.upload_bytes(hot_block.extent, rows), hot_block.download_bytes(hot_block.extent, rows)
-    joined, n_biases = n_down // F32 + miss * returned * rows, block.biases * n_hot * F32
+    joined, n_biases, n_copies = n_down // F32 + miss * returned * rows, 0, 2 + (hot_block.n_summed(rows) > 1)
     n_numbers = n_rows * rows * (2 if hot_block.n_summed(rows) > 1 else 1)
     if packed:
         n_down, joined, n_biases = returned * rows * F32 // 2, returned * rows, block.biases * cost.n_expert * F32
         n_numbers = n_used * rows * (3 if block.biases else 2)
+        n_copies = 4 + len(cost.gemms) if block.biases else 3
     if cost.context.resident:
-        n_up = n_numbers * F32
+        n_up, n_copies = n_numbers * F32, n_copies - 1
         if not packed:
-            n_up, n_down, joined = 2 * n_rows * rows * F32, 0, miss * returned * rows
-    device_copy = rates.device_copy(n_up + n_biases, n_down, joined, 1)
+            n_up, n_down, joined, n_copies = 2 * n_rows * rows * F32, 0, miss * returned * rows, 2
+    device_copy = rates.device_copy(n_up + n_biases, n_down, joined, 1, n_copies)
     if not cost.context.resident:
         return device_copy
     # input, experts and routing weights come down with one wait; what the host has goes up, is launched and added
-    send_s = device_copy.send_s + link.copy_out.seconds((block.sent + n_used) * rows * F32)
+    send_s = device_copy.send_s + link.copy_out.seconds((block.sent + n_used) * rows * F32) + 2 * rates.issue_s
     join_s = device_copy.join_s + link.copy_in.seconds(returned // block.summed * rows * F32) + 2 * link.split_s
     return device_copy._replace(send_s=send_s, join_s=join_s)
 

@@ -234,14 +234,16 @@ def ring_bytes(layers: CutBlocks, streaming: StreamSettings, n_g: int) -> int:
 
 
 def staging_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
-    """Bytes of the ring, and of activations for the largest part of a block that the device computes. layers, n_g: as
-    in ring_bytes. llama.cpp reserves as if the logits of all n_ubatch tokens were wanted, so the FFN behind the last
-    attention counts like the others; of the logits themselves a few tokens' are computed at once."""
+    """Bytes of the ring, of activations for the largest part of a block that the device computes, and of the biases of
+    experts in slots. layers, n_g: as in ring_bytes. llama.cpp may reserve as if the logits of all n_ubatch tokens were
+    wanted, so the FFN behind the last attention counts like the others; of the logits themselves a few tokens' are
+    computed at once."""
     activations = hot = beside = 0
+    in_slots = sum(cost.block.biases * cut.n_hot * F32 for cost, cut in layers)  # these stay
     for cost, cut in set(layers):
         if cut.n_hot:
             follows = cost.use is not None and cost.use.follows  # batches are sent the biases of all experts then
-            biases = cost.block.biases * (cost.n_expert if follows else cut.n_hot) * F32
+            biases = cost.block.biases * cost.n_expert * F32 if follows else 0
             hot = max(hot, biases + cost.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
             continue
         if cost.block.held_each and not cost.routed and (cut.gg or cut.cg):
@@ -254,7 +256,7 @@ def staging_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n
             activations = max(activations, by_host * n_ubatch * F32 + here)
     if hot:  # what slices of a shared expert were sent and made stays until the rows of the others are joined
         activations = max(activations, hot + beside)
-    return ring_bytes(layers, streaming, n_g) + activations
+    return ring_bytes(layers, streaming, n_g) + activations + in_slots
 
 
 def _streamed(cost: BlockType, cut: Cut, n_g: int) -> int:

@@ -36,17 +36,15 @@ void check_phases(bool bias, const std::string & hot, int64_t n_hot) {
     const oallama_stats now = stats_of_known(model, 1);
     check(now.n_graphs == 1 && now.n_phases == 1 && now.n_built == 0,
           std::string("experts, some of them hot, are one phase") + (bias ? ", with biases" : ""));
-    const int64_t n_ff   = block.weights.front().n;
     const int64_t n_rows = std::min<int64_t>(n_hot, 2);
-    const int64_t biases = bias ? n_hot * (2 * n_ff + block.n_embd) * 4 : 0;
     if (resident) { // the device adds the host's sum to its own
         check(now.bytes_out == block.n_embd * 4 + 2 * 4 + 2 * 4, "an input, experts and routing weights are fetched");
-        check(now.bytes_in == block.n_embd * 4 + n_rows * (4 + 4) + biases,
+        check(now.bytes_in == block.n_embd * 4 + n_rows * (4 + 4),
               "slots, routing weights and one row of the host's are sent");
         return;
     }
     check(now.bytes_out == n_rows * block.n_embd * 4, "rows that come back");
-    check(now.bytes_in == block.n_embd * 4 + n_rows * 4 + biases, "an input, slots and biases are sent");
+    check(now.bytes_in == block.n_embd * 4 + n_rows * 4, "an input and slots are sent: biases are there since before");
 }
 
 // The device has no mul-mat by down's experts whose input is read in F32: down has no hot ones.
@@ -73,17 +71,23 @@ void check_routing() {
         }
     }
     batch.n_used = 4;
-    oallama::route(batch, 3, slot_of, 3, /*once=*/false);
+    oallama::route(batch, 3, slot_of, 3, /*once=*/false, 3);
     check(batch.n_device == 3 && batch.slots.size() == 3 * 50, "3 of 4 may be hits");
     for (auto slot = batch.slots.begin(); slot != batch.slots.end(); slot += 3) {
         check(std::set<int32_t>(slot, slot + 3) == std::set<int32_t>{0, 1, 2}, "a token of several uses a slot once");
     }
     batch.chosen = {0, 3, 2, 5};
-    oallama::route(batch, 3, slot_of, 3, /*once=*/false);
+    oallama::route(batch, 3, slot_of, 3, /*once=*/false, 3);
     check(batch.slots == std::vector<int32_t>{1, 1, 1}, "one token computes with the slot of a hit");
-    oallama::route(batch, 3, slot_of, 3, /*once=*/true);
+    oallama::route(batch, 3, slot_of, 3, /*once=*/true, 3);
     check(batch.slots == std::vector<int32_t>{1, 0, 2}, "of weights in float with each slot once");
     check(batch.device_rows == std::vector<int32_t>{1, -1, -1}, "which gives no row");
+    batch.chosen = {1, 3, 4, 0};
+    oallama::route(batch, 3, slot_of, 3, /*once=*/false, 2);
+    check(batch.slots == std::vector<int32_t>{0, 1, 0} && batch.device_rows == std::vector<int32_t>{0, 1, -1},
+          "the device computes as many hits as it is given");
+    check(batch.host_ids == std::vector<int32_t>{4, 0} && batch.host_rows == std::vector<int32_t>{2, 3},
+          "the host the others, and misses");
 }
 
 // Packed rows, and slots that serve several experts: every row is on one side, and is computed with its own expert,

@@ -1,13 +1,15 @@
-"""Seconds of one sliced block's tasks."""
+"""Seconds of one sliced block's tasks, and of a block of experts some of which are on the device."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
-from worlds import slow_cpu
+from worlds import linked, model_info, slow_cpu
 
 from oallama.core.types import Workload
+from oallama.cost.following import following
 from oallama.cost.rates import SliceRates
 from oallama.cost.slices import BlockContext, BlockType, Cut, slice_times
 from oallama.cost.timeline import BlockTimes, alone_seconds
@@ -22,9 +24,22 @@ def ffn_block(**facts: object) -> tuple[BlockType, SliceRates]:
     world = slow_cpu(**facts)
     placer = world.placer()
     problem = placer.problem("on")
-    slicer = Slicer(problem, Workload(PROMPT, 32, 1024))
+    slicer = Slicer(problem, Workload(PROMPT, 32, 1024), hot=bool(world.model.n_expert))
     blocks = slicer.blocks(operators_on_host(problem, slicer.workload))
     return next(cost for block in blocks for cost in block.types if len(cost.gemms) > 1), slicer.on.rates
+
+
+def with_hot(n_used: int = 4) -> tuple[BlockType, SliceRates]:
+    """Experts that follow the conversation, beside a card that reads three times as fast as the CPU."""
+    card = replace(linked(10e9), bytes_per_s=60e9)
+    model = model_info(n_embd=1024, n_ff=1024, n_expert=32, n_expert_used=n_used)
+    cost, rates = ffn_block(model=model, card=card)
+    assert cost.use is not None
+    return replace(cost, use=following(cost.use)), rates
+
+
+def token_s(cost: BlockType, rates: SliceRates, n_hot: int) -> float:
+    return alone_seconds(slice_times(cost, rates, Cut(cost.block.extent, 0, 0, n_hot), 1))
 
 
 def test_a_device_that_has_its_input_does_not_wait_for_the_cpus() -> None:
@@ -43,3 +58,32 @@ def test_a_device_that_has_its_input_does_not_wait_for_the_cpus() -> None:
     assert before.send_s == pytest.approx(beside.send_s + copied_s)
     assert beside.cpu_s == pytest.approx(before.cpu_s + copied_s - beside.send_s)
     assert alone_seconds(beside) <= alone_seconds(before)
+
+
+@pytest.mark.parametrize("n_used", [2, 4, 8])
+def test_more_experts_in_slots_never_cost_a_token(n_used: int) -> None:
+    """Where the device has more hits than it computes in the CPU's time, the CPU computes some of them."""
+    cost, rates = with_hot(n_used)
+    seconds = [token_s(cost, rates, n_hot) for n_hot in range(2, cost.n_expert + 1)]
+    assert all(more <= less * (1 + 1e-9) for less, more in pairwise(seconds))
+    assert seconds[-1] < 0.7 * seconds[0]
+
+
+def test_both_sides_compute_hits_where_all_experts_are_in_slots() -> None:
+    cost, rates = with_hot()
+    stays = replace(cost, use=replace(cost.use, spread=None))
+    shared, alone = (slice_times(each, rates, Cut(cost.block.extent, 0, 0, 32), 1) for each in (cost, stays))
+    assert alone.cpu_s == 0 < shared.cpu_s
+    assert alone_seconds(shared) <= alone_seconds(alone)
+
+
+def test_a_token_that_misses_leaves_the_device_less_to_do() -> None:
+    """How many experts a token misses differs, and what one side has not to do the other has."""
+    cost, rates = with_hot()
+    assert cost.use is not None
+    half = replace(cost.use, decode=tuple(0.5 for _ in cost.use.decode), spread=None)
+    always, never = (replace(cost.use, decode=tuple(share for _ in half.decode), spread=None) for share in (1.0, 0.0))
+    of = {
+        share: token_s(replace(cost, use=use), rates, 16) for share, use in ((0.5, half), (1.0, always), (0.0, never))
+    }
+    assert min(of[1.0], of[0.0]) < of[0.5] < max(of[1.0], of[0.0])

@@ -228,9 +228,12 @@ ggml_tensor * RoutedBuilder::numbers(Routed & routed, Upload::What what, int dim
 
 ggml_tensor * RoutedBuilder::device_biases(Routed & routed, int i) {
     const ggml_tensor * biases = build_.graph->nodes[i]->src[1];
-    return send(Upload::What::biases,
-                ggml_new_tensor_2d(build_.ctx(), GGML_TYPE_F32, biases->ne[0], routed.weights.front()->n_slots()),
-                routed, {{i, 1}});
+    ggml_tensor *       there =
+        send(Upload::What::biases,
+             ggml_new_tensor_2d(build_.ctx(), GGML_TYPE_F32, biases->ne[0], routed.weights.front()->n_slots()), routed,
+             {{i, 1}});
+    build_.phase.uploads.back().biases = biases;
+    return there;
 }
 
 ggml_tensor * RoutedBuilder::send(Upload::What what, ggml_tensor * tensor, const Routed & routed, Source source) {

@@ -16,10 +16,14 @@ DeviceSide::DeviceSide(ggml_backend_dev_t device)
 }
 
 DeviceSide::~DeviceSide() {
+    for (const auto & biases : slot_biases_) {
+        counters().device_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(biases->buffer.get()));
+    }
     counters().device_compute -= static_cast<int64_t>(n_activation_bytes_);
 }
 
 bool DeviceSide::allocate(Program & program, size_t slot) {
+    place_biases(program);
     place_streamed(program, slot);
     open_fetching(program);
     const bool   reserved = ggml_gallocr_reserve(activations_.get(), program.device_graph);
@@ -32,6 +36,42 @@ bool DeviceSide::allocate(Program & program, size_t slot) {
                                            " has no memory left for activations; use a smaller micro-batch (-ub)");
     }
     return moved;
+}
+
+// Biases of experts in slots have memory of their own, the same for all programs: a token finds there what those before
+// it were sent.
+void DeviceSide::place_biases(Program & program) {
+    for (Phase & phase : program.phases) {
+        for (Upload & upload : phase.uploads) {
+            if (upload.what != Upload::What::biases) {
+                continue;
+            }
+            const auto & table = phase.routings[static_cast<size_t>(upload.routed)].weights.front()->table();
+            const auto   known = std::find_if(slot_biases_.begin(), slot_biases_.end(), [&](const auto & held) {
+                return held->biases == upload.biases && held->table == table;
+            });
+            if (known != slot_biases_.end()) {
+                upload.there = known->get();
+            } else {
+                slot_biases_.push_back(new_biases(upload, table));
+                upload.there = slot_biases_.back().get();
+            }
+            upload.tensor->buffer = upload.there->buffer.get();
+            upload.tensor->data   = ggml_backend_buffer_get_base(upload.tensor->buffer);
+        }
+    }
+}
+
+std::unique_ptr<SlotBiases> DeviceSide::new_biases(const Upload & upload, const std::shared_ptr<ExpertTable> & table) {
+    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(device_);
+    BufferPtr buffer(ggml_backend_buft_alloc_buffer(buft, ggml_backend_buft_get_alloc_size(buft, upload.tensor)));
+    if (!buffer) {
+        throw Error(OALLAMA_NO_MEMORY, std::string("device ") + name() + " has no memory left for biases of experts");
+    }
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    counters().device_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(buffer.get()));
+    return std::make_unique<SlotBiases>(
+        SlotBiases{upload.biases, table, std::move(buffer), std::vector<int32_t>(table->expert_in().size(), -1)});
 }
 
 // A place in the ring for what every phase streams; its tensors are in a slot before activations get the rest of the

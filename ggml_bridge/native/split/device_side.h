@@ -50,8 +50,10 @@ class DeviceSide {
     Stream & stream(const StreamSpec & spec); // made by whoever needs it first
 
   private:
-    void place_streamed(Program & program, size_t slot);
-    void open_fetching(const Program & program);
+    void                        place_biases(Program & program);
+    std::unique_ptr<SlotBiases> new_biases(const Upload & upload, const std::shared_ptr<ExpertTable> & table);
+    void                        place_streamed(Program & program, size_t slot);
+    void                        open_fetching(const Program & program);
 
     ggml_backend_dev_t      device_;
     BackendPtr              compute_;
@@ -60,6 +62,8 @@ class DeviceSide {
     GallocrPtr              activations_;
     size_t                  n_activation_bytes_ = 0;
     std::unique_ptr<Stream> stream_; // NULL: nothing was streamed yet
+
+    std::vector<std::unique_ptr<SlotBiases>> slot_biases_;
 };
 
 } // namespace oallama

@@ -6,7 +6,9 @@
 
 namespace oallama {
 
-void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & slot_of, int64_t n_slots, bool once) {
+void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & slot_of, int64_t n_slots, bool once,
+           int64_t n_hits) {
+    n_hits         = std::min(n_hits, n_device);
     batch.n_tokens = static_cast<int64_t>(batch.chosen.size()) / batch.n_used;
     batch.n_device = n_device;
     once           = once || batch.n_tokens > 1;
@@ -24,11 +26,12 @@ void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & s
     for (int64_t token = 0; token < batch.n_tokens; token++) {
         const size_t begin = batch.slots.size();
         const size_t end   = begin + static_cast<size_t>(n_device);
+        const size_t full  = begin + static_cast<size_t>(n_hits);
         for (int64_t rank = 0; rank < batch.n_used; rank++) {
             const int64_t row    = token * batch.n_used + rank;
             const int32_t expert = batch.chosen[static_cast<size_t>(row)];
             const int32_t slot   = slot_of[static_cast<size_t>(expert)];
-            if (slot < 0 || taken_by[static_cast<size_t>(slot)] == token || batch.slots.size() == end) {
+            if (slot < 0 || taken_by[static_cast<size_t>(slot)] == token || batch.slots.size() == full) {
                 batch.host_ids.push_back(expert);
                 batch.host_rows.push_back(static_cast<int32_t>(row));
                 continue;
@@ -151,6 +154,28 @@ void count_hits(const std::vector<int32_t> & chosen, const std::vector<int32_t> 
     stats().n_hits.fetch_add(n_hits, std::memory_order_relaxed);
 }
 
+// How many of a token's hits the device computes: fewer than there are where both sides were done sooner with more rows
+// on the host. So they end together whatever share of a token's experts is in slots (ScheInfer, Eq. 13).
+int64_t hits_of_device(std::vector<double> & both_s, const RoutedBatch & batch, int64_t n_device,
+                       const std::vector<int32_t> & slot_of) {
+    constexpr double doubt =
+        0.995; // what is passed over is tried again, once in some 30 tokens where it takes 15 % more
+
+    const auto n_used = static_cast<size_t>(batch.n_used);
+    if (batch.chosen.size() != n_used || both_s.size() <= n_used) {
+        return n_device; // several tokens, or none has been computed yet
+    }
+    const auto n_missed = std::count_if(batch.chosen.begin(), batch.chosen.end(),
+                                        [&](int32_t expert) { return slot_of[static_cast<size_t>(expert)] < 0; });
+    const auto least    = static_cast<size_t>(std::max<int64_t>(n_missed, batch.n_used - n_device));
+    size_t     best     = least;
+    for (size_t rows = least + 1; rows <= n_used && both_s[least] > 0.0; rows++) {
+        best = both_s[rows] > 0.0 && both_s[rows] < both_s[best] ? rows : best;
+    }
+    both_s[least] *= best == least ? 1.0 : doubt;
+    return static_cast<int64_t>(n_used - best);
+}
+
 void resize(const Sized & sized, int64_t n) {
     ggml_tensor * tensor  = sized.tensor;
     tensor->ne[sized.dim] = n;
@@ -202,10 +227,13 @@ void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & 
         if (routed.n_most > 0) {
             route_packed(batch, routed.n_most, slot_of, moves);
         } else {
-            route(batch, routed.n_device, table->slot_of(), first.n_slots(), takes_experts_once(routed));
+            const std::vector<int32_t> now    = table->slot_of();
+            const bool                 shares = exchange != nullptr && phase.routings.size() == 1;
+            route(batch, routed.n_device, now, first.n_slots(), takes_experts_once(routed),
+                  shares ? hits_of_device(phase.both_s, batch, routed.n_device, now) : routed.n_device);
         }
         for (const Sized & sized : routed.sized) {
-            resize(sized, batch.n_misses());
+            resize(sized, batch.n_host_rows());
         }
         std::copy(batch.host_ids.begin(), batch.host_ids.end(), static_cast<int32_t *>(routed.host_ids->data));
         for (const GatheredRows & gathered : routed.gathered) {
@@ -254,7 +282,8 @@ void shape(const Routed & routed, const RoutedLaunch & launch) {
 void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const Upload & upload,
           const ggml_cgraph * graph, char * out) {
     switch (upload.what) {
-        case Upload::What::value: return; // nothing of a routing
+        case Upload::What::value:
+        case Upload::What::biases: return; // nothing of the batch
         case Upload::What::ids:
         case Upload::What::tokens:
         case Upload::What::ranks:
@@ -265,15 +294,6 @@ void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const U
                 reinterpret_cast<float *>(out)[i] = row < 0 ? 0.0F : batch.weights[static_cast<size_t>(row)];
             }
             return;
-        case Upload::What::biases: {
-            const ggml_tensor * biases = upload.source.of(graph);
-            for (const int32_t expert : routed.weights.front()->table()->expert_in()) {
-                const auto at = static_cast<size_t>(std::max(expert, 0)); // an empty slot computes what is thrown away
-                std::memcpy(out, host_data(biases) + at * biases->nb[1], biases->nb[1]);
-                out += biases->nb[1];
-            }
-            return;
-        }
         case Upload::What::rows: break;
     }
     const ggml_tensor * x     = upload.source.of(graph);
@@ -295,7 +315,7 @@ namespace {
 void join_rows(Host & host, const RoutedBatch & batch, const char * device, const ggml_tensor * node) {
     const size_t bytes = ggml_row_size(node->type, node->ne[0]);
     char *       data  = static_cast<char *>(node->data);
-    host.spread(data, batch.n_misses(), bytes, [&](int64_t i) {
+    host.spread(data, batch.n_host_rows(), bytes, [&](int64_t i) {
         return static_cast<size_t>(row_of(node, batch.n_used, batch.host_rows[static_cast<size_t>(i)]) - data);
     });
     const auto n = static_cast<int64_t>(batch.device_rows.size());

@@ -49,17 +49,19 @@ struct RoutedBatch {
 
     std::vector<RoutedLaunch> launches; // of packed rows
 
-    // The host's rows, which are the misses: it reads no weights of hot experts.
+    // The host's rows: misses, and hits that it computes sooner than the device, which has others.
     std::vector<int32_t> host_ids;
     std::vector<int32_t> host_rows; // ascending
 
-    int64_t n_misses() const { return static_cast<int64_t>(host_rows.size()); }
+    int64_t n_host_rows() const { return static_cast<int64_t>(host_rows.size()); }
 };
 
 // Finds the rows of `chosen`, of which the device computes n_device for each token. slot_of: where it has each expert;
 // -1: nowhere. once: a token takes each slot once. What no hit takes computes with a slot that the token does not use,
-// or, of one token, else with the slot of a hit, which costs no more reading.
-void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & slot_of, int64_t n_slots, bool once);
+// or, of one token, else with the slot of a hit, which costs no more reading. n_hits: of a token at most; the host
+// computes the others like misses.
+void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & slot_of, int64_t n_slots, bool once,
+           int64_t n_hits);
 
 // The same with packed rows, at most so many in a launch. moves: experts that take the place of others, in this order.
 void route_packed(RoutedBatch & batch, int64_t n_most, const std::vector<int32_t> & slot_of,

@@ -73,6 +73,14 @@ struct HostSum {
     int                 routed; // which of the phase's routings
 };
 
+// Biases of the experts that are in slots, [n, n_slots], which stay on the device from one token to the next.
+struct SlotBiases {
+    const ggml_tensor *          biases; // of all experts, llama.cpp's
+    std::shared_ptr<ExpertTable> table;
+    BufferPtr                    buffer;
+    std::vector<int32_t>         experts; // whose bias each slot has; -1: nobody's
+};
+
 // An input that is sent to the device when a phase begins.
 struct Upload {
     enum class What {
@@ -83,7 +91,7 @@ struct Upload {
         experts, // and their experts,
         weights, // routing weights of its rows,
         rows,    // rows of a value that has one for each rank,
-        biases,  // and the biases of the experts that are in slots
+        biases,  // and the biases of the experts that are in slots, of which those are sent that are not there
     };
 
     What          what;
@@ -95,6 +103,9 @@ struct Upload {
     int64_t       first_row;
     bool          packed; // contiguous and whole rows: may be sent from where it is
     int           routed; // which of the phase's routings
+    SlotBiases *  there;  // what a program's biases have for memory
+
+    const ggml_tensor * biases; // of all experts, llama.cpp's
 };
 
 // A result to fetch, and how it becomes part of the original tensor.
@@ -203,13 +214,14 @@ struct Phase {
     CopyPacing            pacing;
     double                row_s    = 0.0; // seconds of a routed row on the host, of late; 0: not known
     double                device_s = 0.0; // of its routed rows on the device, once it has what it reads
-    int device_begin               = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
-    int launches_begin             = 0; // of these, of packed rows, one routing after the other
-    int stream_begin               = 0;
-    int lift_begin                 = 0; // nodes that make results whole in device memory, up to device_end
-    int device_end                 = 0;
-    int host_begin                 = 0; // nodes of the host graph
-    int host_end                   = 0;
+    std::vector<double>   both_s;         // until both sides were done with a token, by rows of the host; 0: not known
+    int device_begin   = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
+    int launches_begin = 0; // of these, of packed rows, one routing after the other
+    int stream_begin   = 0;
+    int lift_begin     = 0; // nodes that make results whole in device memory, up to device_end
+    int device_end     = 0;
+    int host_begin     = 0; // nodes of the host graph
+    int host_end       = 0;
 };
 
 struct Program {

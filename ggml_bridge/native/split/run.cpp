@@ -248,7 +248,8 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
     PhaseTimes took = {};
     for (Phase & phase : program.phases) {
         stats().n_phases++;
-        const bool on_device = phase.device_end > phase.device_begin || program.resident;
+        const int64_t before    = took[1] + took[2] + took[3];
+        const bool    on_device = phase.device_end > phase.device_begin || program.resident;
         if (on_device) {
             try {
                 launch(program, phase, graph);
@@ -314,6 +315,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
                 join(phase, graph);
             }
             took[3] += watch.lap(stats().join_ns);
+            note_both(phase, took[1] + took[2] + took[3] - before);
         }
         if (status != GGML_STATUS_SUCCESS) {
             return status;
@@ -420,7 +422,7 @@ int64_t power_below(int64_t n) {
 void SplitBackend::note_rows(Phase & phase, int64_t host_ns) {
     int64_t n_rows = 0;
     for (size_t i = 0; i < phase.routings.size(); i++) {
-        n_rows += batches_[i].n_misses();
+        n_rows += batches_[i].n_host_rows();
     }
     if (n_rows > 0) {
         const double row_s = 1e-9 * static_cast<double>(host_ns) / static_cast<double>(n_rows);
@@ -458,6 +460,17 @@ void SplitBackend::note_device(Phase & phase, int64_t waited_ns) const {
     phase.device_s    = waited_ns < is_waiting  ? std::min(phase.device_s, took)
                         : phase.device_s == 0.0 ? took
                                                 : phase.device_s + (took - phase.device_s) / n_remembered;
+}
+
+// What both sides took for a token, behind the launch, by the rows of the host.
+void SplitBackend::note_both(Phase & phase, int64_t ns) const {
+    if (!exchange_ || phase.routings.size() != 1 || batches_.front().n_tokens != 1) {
+        return;
+    }
+    phase.both_s.resize(static_cast<size_t>(batches_.front().n_used) + 1);
+    double &     both_s = phase.both_s[static_cast<size_t>(batches_.front().n_host_rows())];
+    const double took   = 1e-9 * static_cast<double>(ns);
+    both_s              = both_s == 0.0 ? took : both_s + (took - both_s) / n_remembered;
 }
 
 // Of what the phase has launched, or computes on the host now.
@@ -526,6 +539,10 @@ int64_t SplitBackend::fetch_inputs(const Phase & phase, const ggml_cgraph * grap
 int64_t SplitBackend::send(const Program & program, const Phase & phase, const ggml_cgraph * graph) {
     int64_t sent = 0;
     for (const Upload & upload : phase.uploads) {
+        if (upload.what == Upload::What::biases) {
+            sent += send_biases(upload, graph);
+            continue;
+        }
         const size_t bytes = ggml_nbytes(upload.tensor);
         sent += static_cast<int64_t>(bytes);
         if (upload.what == Upload::What::value) {
@@ -538,6 +555,27 @@ int64_t SplitBackend::send(const Program & program, const Phase & phase, const g
         ggml_backend_tensor_set_async(device_side_->backend(), upload.tensor, staged, 0, bytes);
     }
     stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
+    return sent;
+}
+
+// Sends the biases of experts that have come to slots since the last token. Returns the bytes.
+int64_t SplitBackend::send_biases(const Upload & upload, const ggml_cgraph * graph) {
+    SlotBiases &               there   = *upload.there;
+    const ggml_tensor *        biases  = upload.source.of(graph);
+    const std::vector<int32_t> experts = there.table->expert_in();
+    const size_t               bytes   = biases->nb[1];
+    int64_t                    sent    = 0;
+    for (size_t slot = 0; slot < experts.size(); slot++) {
+        const int32_t expert = experts[slot];
+        if (expert < 0 || expert == there.experts[slot]) {
+            continue; // an empty slot computes what is thrown away
+        }
+        char * staged = host_.scratch() + upload.staging + slot * bytes;
+        std::memcpy(staged, host_data(biases) + static_cast<size_t>(expert) * bytes, bytes);
+        ggml_backend_tensor_set_async(device_side_->backend(), upload.tensor, staged, slot * bytes, bytes);
+        there.experts[slot] = expert;
+        sent += static_cast<int64_t>(bytes);
+    }
     return sent;
 }
 
@@ -661,7 +699,7 @@ void SplitBackend::fetch_packed(const Phase & phase, size_t number, const Routed
         const size_t row   = download.tensor->nb[2];
         const size_t bytes = static_cast<size_t>(launch.end - launch.begin) * row;
         char * to = download.join == Download::Join::sum ? static_cast<char *>(download.host_rows->data) +
-                                                               static_cast<size_t>(batches_[number].n_misses()) * row
+                                                               static_cast<size_t>(batches_[number].n_host_rows()) * row
                                                          : host_.scratch() + download.staging;
         ggml_backend_tensor_get_async(device_side_->backend(), download.tensor,
                                       to + static_cast<size_t>(launch.begin) * row, 0, bytes);

@@ -53,12 +53,14 @@ class SplitBackend {
     void        note_rows(Phase & phase, int64_t host_ns);
     double      row_seconds(const Phase & phase) const;
     void        note_device(Phase & phase, int64_t waited_ns) const;
+    void        note_both(Phase & phase, int64_t ns) const;
     void        ask_ahead();
 
     // copies
     void    fetch_packed(const Phase & phase, size_t number, const RoutedLaunch & launch);
     int64_t fetch_inputs(const Phase & phase, const ggml_cgraph * graph);
     int64_t send(const Program & program, const Phase & phase, const ggml_cgraph * graph);
+    int64_t send_biases(const Upload & upload, const ggml_cgraph * graph);
     void    send_value(const Upload & upload, const ggml_cgraph * graph, bool prepared);
     bool    fetch_blocks() const;
     bool    reaches(const ggml_tensor * tensor) const;
