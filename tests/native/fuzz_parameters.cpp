@@ -38,21 +38,25 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     if (text.find("routing") != std::string::npos) { // names a file, which may be any of this machine
         return 0;
     }
-    emulated::Parameters made;
-    const int            status = oallama::guarded([&] { made = emulated::parse_parameters(text); });
+    std::vector<emulated::Parameters> devices;
+    const int                         status = oallama::guarded([&] { devices = emulated::parse_parameters(text); });
     if (status != OALLAMA_OK) {
         fuzz::must_be_refused_in_one_sentence(status == OALLAMA_INVALID, oallama::last_error());
         return 0;
     }
-    fuzz::must(made.memory_bytes > 0 && made.bytes_per_s > 0.0 && made.flops_per_s > 0.0, "it has memory and rates");
-    fuzz::must(made.real_values || made.cpu >= 0, "a device that keeps time has a core");
-    fuzz::must(made.cpu >= -1 && made.cpu < 1 << 16, "the core's number is one");
-    for (const emulated::Line & line : made.copies) {
-        fuzz::must(std::isfinite(line.a + line.b) && line.a + line.b > 0.0, "a copy takes a time");
-    }
-    for (const auto & [signature, curve] : made.kernels) {
-        for (const auto & [tokens, seconds] : curve) {
-            fuzz::must(tokens > 0 && seconds > 0.0, "a kernel computes tokens, in a time");
+    fuzz::must(!devices.empty() && devices.size() <= emulated::most_devices, "there are some devices, not many");
+    for (const emulated::Parameters & made : devices) {
+        fuzz::must(made.memory_bytes > 0 && made.bytes_per_s > 0.0 && made.flops_per_s > 0.0,
+                   "it has memory and rates");
+        fuzz::must(made.real_values || made.cpu >= 0, "a device that keeps time has a core");
+        fuzz::must(made.cpu >= -1 && made.cpu < 1 << 16, "the core's number is one");
+        for (const emulated::Line & line : made.copies) {
+            fuzz::must(std::isfinite(line.a + line.b) && line.a + line.b > 0.0, "a copy takes a time");
+        }
+        for (const auto & [signature, curve] : made.kernels) {
+            for (const auto & [tokens, seconds] : curve) {
+                fuzz::must(tokens > 0 && seconds > 0.0, "a kernel computes tokens, in a time");
+            }
         }
     }
     return 0;

@@ -72,6 +72,37 @@ def real(bridge: ggml_bridge.Bridge):
     device.unregister()
 
 
+SECOND = REAL.replace(NAME, "Emulated1").replace("268435456", "134217728")
+
+
+def test_several_devices_have_memory_of_their_own_and_are_registered_together(bridge: ggml_bridge.Bridge) -> None:
+    device = bridge.emulated()
+    device.register(f"{REAL}---\n{SECOND}")
+    try:
+        assert [bridge.device(name).memory_total for name in (NAME, "Emulated1")] == [268435456, 134217728]
+        with bridge.mul_mat("Emulated1", "device", "Q4_0", 1024, 1024, 1, 0, 4, 0, 1):
+            free = [bridge.device(name).memory_free for name in (NAME, "Emulated1")]
+        assert free[0] == 268435456 and free[1] < 134217728
+        device.register(REAL)
+        assert "Emulated1" not in [one.name for one in bridge.devices()]
+    finally:
+        device.unregister()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (f"{REAL}---\n{REAL}", f"two emulated devices are called {NAME}"),
+        (f"{REAL}---\n", "needs memory_bytes"),
+        (f"{REAL}---\n{SECOND.replace('cpu -1', 'cpu 0')}", "share one core"),
+        ("---\n".join(REAL.replace(NAME, f"E{i}") for i in range(9)), "at most 8"),
+    ],
+)
+def test_devices_that_cannot_be_together_are_refused(bridge: ggml_bridge.Bridge, text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        bridge.emulated().register(text)
+
+
 def test_it_is_a_gpu_while_it_is_registered(bridge: ggml_bridge.Bridge, real: EmulatedDevice) -> None:
     info = bridge.device(NAME)
     assert (info.type, info.backend, info.memory_total) == ("GPU", "Emulated", 268435456)

@@ -1,6 +1,8 @@
 // Buffers in the device's memory and in pinned host memory, as ggml sees them.
 
+#include <array>
 #include <cstring>
+#include <memory>
 
 #include "../split/abi_check.h"
 #include "device.h"
@@ -18,39 +20,40 @@ constexpr int64_t row_padding = 512; // elements that ggml-cuda's matrix kernels
 
 void emulated_buffer_free_buffer(ggml_backend_buffer_t buffer) {
     delete static_cast<DeviceRange *>(buffer->context);
-    emulated_device().device_bytes -= static_cast<int64_t>(buffer->size);
+    device_of(buffer->buft).device_bytes -= static_cast<int64_t>(buffer->size);
 }
 
 void * emulated_buffer_get_base(ggml_backend_buffer_t buffer) {
     return static_cast<DeviceRange *>(buffer->context)->address();
 }
 
-void emulated_buffer_memset_tensor(ggml_backend_buffer_t /*buffer*/, ggml_tensor * tensor, uint8_t value, size_t offset,
+void emulated_buffer_memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset,
                                    size_t size) {
-    if (emulated_device().parameters.real_values) {
-        std::memset(memory_of(tensor, offset, size), value, size);
+    const Device & device = device_of(buffer->buft);
+    if (device.parameters.real_values) {
+        std::memset(device.memory_of(tensor, offset, size), value, size);
     }
 }
 
-void emulated_buffer_set_tensor(ggml_backend_buffer_t /*buffer*/, ggml_tensor * tensor, const void * data,
-                                size_t offset, size_t size) {
-    Device & device = emulated_device();
-    attempt([&] { device.upload(device.time.new_stream(), tensor, data, offset, size, /*wait=*/true); });
+void emulated_buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset,
+                                size_t size) {
+    Device & device = device_of(buffer->buft);
+    attempt(device, [&] { device.upload(device.new_stream(), tensor, data, offset, size, /*wait=*/true); });
 }
 
-void emulated_buffer_get_tensor(ggml_backend_buffer_t /*buffer*/, const ggml_tensor * tensor, void * data,
-                                size_t offset, size_t size) {
-    Device & device = emulated_device();
-    attempt([&] { device.download(device.time.new_stream(), tensor, data, offset, size, /*wait=*/true); });
+void emulated_buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset,
+                                size_t size) {
+    Device & device = device_of(buffer->buft);
+    attempt(device, [&] { device.download(device.new_stream(), tensor, data, offset, size, /*wait=*/true); });
 }
 
-bool emulated_buffer_cpy_tensor(ggml_backend_buffer_t /*buffer*/, const ggml_tensor * src, ggml_tensor * dst) {
-    if (!is_on_device(src)) {
-        return false;
+bool emulated_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst) {
+    Device & device = device_of(buffer->buft);
+    if (!device.has(src)) {
+        return false; // of another device it is copied through the host
     }
-    attempt([&] {
-        Device &        device = emulated_device();
-        const StreamPtr stream = device.time.new_stream();
+    attempt(device, [&] {
+        const StreamPtr stream = device.new_stream();
         device.copy_within(stream, src, dst);
         device.time.finish(*stream);
     });
@@ -58,7 +61,7 @@ bool emulated_buffer_cpy_tensor(ggml_backend_buffer_t /*buffer*/, const ggml_ten
 }
 
 void emulated_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    if (emulated_device().parameters.real_values) {
+    if (device_of(buffer->buft).parameters.real_values) {
         const auto * range = static_cast<DeviceRange *>(buffer->context);
         std::memset(range->behind(range->address(), range->size()), value, range->size());
     }
@@ -82,12 +85,12 @@ const ggml_backend_buffer_i emulated_buffer_i = {
 // buffer type interface
 //
 
-const char * emulated_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
-    return emulated_device().parameters.name.c_str();
+const char * emulated_buft_get_name(ggml_backend_buffer_type_t buft) {
+    return device_of(buft).parameters.name.c_str();
 }
 
 ggml_backend_buffer_t emulated_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    Device & device = emulated_device();
+    Device & device = device_of(buft);
     if (device.refuses_allocation() || size > static_cast<size_t>(device.parameters.memory_bytes)) {
         return nullptr;
     }
@@ -117,12 +120,12 @@ size_t emulated_buft_get_alloc_size(ggml_backend_buffer_type_t /*buft*/, const g
     return size;
 }
 
-const char * emulated_host_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
-    return emulated_device().host_name.c_str();
+const char * emulated_host_buft_get_name(ggml_backend_buffer_type_t buft) {
+    return device_of(buft).host_name.c_str();
 }
 
 void emulated_host_buffer_free_buffer(ggml_backend_buffer_t buffer) {
-    emulated_device().pinned.free(buffer->context);
+    device_of(buffer->buft).pinned.free(buffer->context);
 }
 
 void emulated_host_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
@@ -131,7 +134,7 @@ void emulated_host_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
 
 // Allocates pinned memory. Where there is none, silently allocates plain memory, as ggml-cuda does.
 ggml_backend_buffer_t emulated_host_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    Device &                 device = emulated_device();
+    Device &                 device = device_of(buft);
     const oallama::BufferPtr plain(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), alignment));
     if (!plain) {
         return nullptr;
@@ -154,42 +157,48 @@ bool emulated_host_buft_is_host(ggml_backend_buffer_type_t /*buft*/) {
     return true;
 }
 
-} // namespace
+const ggml_backend_buffer_type_i emulated_buft_i = {
+    /* .get_name         = */ emulated_buft_get_name,
+    /* .alloc_buffer     = */ emulated_buft_alloc_buffer,
+    /* .alloc_buffer_n   = */ nullptr,
+    /* .get_alignment    = */ emulated_buft_get_alignment,
+    /* .get_max_size     = */ nullptr,
+    /* .get_alloc_size   = */ emulated_buft_get_alloc_size,
+    /* .get_alloc_size_n = */ nullptr,
+    /* .is_host          = */ nullptr,
+};
 
-ggml_backend_buffer_type_t device_buft() {
-    static oallama::BufferType buft({
-        {
-            /* .get_name         = */ emulated_buft_get_name,
-            /* .alloc_buffer     = */ emulated_buft_alloc_buffer,
-            /* .alloc_buffer_n   = */ nullptr,
-            /* .get_alignment    = */ emulated_buft_get_alignment,
-            /* .get_max_size     = */ nullptr,
-            /* .get_alloc_size   = */ emulated_buft_get_alloc_size,
-            /* .get_alloc_size_n = */ nullptr,
-            /* .is_host          = */ nullptr,
-        },
-        &the_device,
-        nullptr,
-    });
-    return buft.get();
+const ggml_backend_buffer_type_i emulated_host_buft_i = {
+    /* .get_name         = */ emulated_host_buft_get_name,
+    /* .alloc_buffer     = */ emulated_host_buft_alloc_buffer,
+    /* .alloc_buffer_n   = */ nullptr,
+    /* .get_alignment    = */ emulated_buft_get_alignment,
+    /* .get_max_size     = */ nullptr,
+    /* .get_alloc_size   = */ nullptr,
+    /* .get_alloc_size_n = */ nullptr,
+    /* .is_host          = */ emulated_host_buft_is_host,
+};
+
+using BufferTypes = std::array<std::unique_ptr<oallama::BufferType>, most_devices>;
+
+BufferTypes buffer_types(const ggml_backend_buffer_type_i & iface) {
+    BufferTypes bufts;
+    for (size_t i = 0; i < most_devices; i++) {
+        bufts[i] = std::make_unique<oallama::BufferType>(ggml_backend_buffer_type{iface, &the_devices[i], nullptr});
+    }
+    return bufts;
 }
 
-ggml_backend_buffer_type_t host_buft() {
-    static oallama::BufferType buft({
-        {
-            /* .get_name         = */ emulated_host_buft_get_name,
-            /* .alloc_buffer     = */ emulated_host_buft_alloc_buffer,
-            /* .alloc_buffer_n   = */ nullptr,
-            /* .get_alignment    = */ emulated_buft_get_alignment,
-            /* .get_max_size     = */ nullptr,
-            /* .get_alloc_size   = */ nullptr,
-            /* .get_alloc_size_n = */ nullptr,
-            /* .is_host          = */ emulated_host_buft_is_host,
-        },
-        &the_device,
-        nullptr,
-    });
-    return buft.get();
+} // namespace
+
+ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev) {
+    static const BufferTypes bufts = buffer_types(emulated_buft_i);
+    return bufts[number_of(dev)]->get();
+}
+
+ggml_backend_buffer_type_t host_buft(ggml_backend_dev_t dev) {
+    static const BufferTypes bufts = buffer_types(emulated_host_buft_i);
+    return bufts[number_of(dev)]->get();
 }
 
 } // namespace emulated

@@ -54,13 +54,19 @@ bool is_router_input(const char * name) {
                        [&](const char * begin) { return std::strncmp(name, begin, std::strlen(begin)) == 0; });
 }
 
+// Whether host memory is pinned, which it then is for every device, as with CUDA.
+bool pins(const void * data, size_t size) {
+    const auto & all = the_emulated()->all;
+    return std::any_of(all.begin(), all.end(),
+                       [&](const auto & device) { return device->pinned.contains(data, size); });
+}
+
 } // namespace
 
-Device::Device(Parameters given)
-    : parameters(std::move(given)), host_name(parameters.name + "_Host"), time(parameters.cpu),
+Device::Device(Parameters given, size_t at, Timekeeper & keeper)
+    : parameters(std::move(given)), host_name(parameters.name + "_Host"), number(at), time(keeper),
       pinned(static_cast<size_t>(std::max<int64_t>(parameters.pinned_bytes, 0))), noise_f32_(noise_bytes + noise_spare),
       noise_f16_(noise_bytes + noise_spare) {
-    n_shared_before = time.n_shared();
     for (size_t i = 0; i < noise_f16_.size() / sizeof(uint16_t); i++) { // evenly over -1 to 1: no NaN, no denormals
         const float value = static_cast<float>(static_cast<double>(mixed(parameters.seed + i) >> 11U) * 0x1p-52 - 1.0);
         const uint16_t half = ggml_fp32_to_fp16(value);
@@ -71,16 +77,25 @@ Device::Device(Parameters given)
     }
 }
 
-bool is_on_device(const ggml_tensor * tensor) {
-    const ggml_backend_buffer_t buffer = buffer_of(tensor);
-    return buffer != nullptr && ggml_backend_buft_get_device(buffer->buft) != nullptr &&
-           !ggml_backend_buft_is_host(buffer->buft) &&
-           std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(ggml_backend_buft_get_device(buffer->buft))),
-                       "Emulated") == 0;
+Devices::Devices(std::vector<Parameters> given)
+    : time(given.front().cpu, given.size()), n_shared_before(time.n_shared()) {
+    for (Parameters & parameters : given) {
+        all.push_back(std::make_unique<Device>(std::move(parameters), all.size(), time));
+    }
 }
 
-char * memory_of(const ggml_tensor * tensor, size_t offset, size_t size) {
-    if (!is_on_device(tensor)) {
+bool Devices::in_use() const {
+    return std::any_of(all.begin(), all.end(), [](const auto & device) { return device->in_use(); });
+}
+
+bool Device::has(const ggml_tensor * tensor) const {
+    const ggml_backend_buffer_t buffer = buffer_of(tensor);
+    return buffer != nullptr && ggml_backend_buft_get_device(buffer->buft) == &the_devices[number] &&
+           !ggml_backend_buft_is_host(buffer->buft);
+}
+
+char * Device::memory_of(const ggml_tensor * tensor, size_t offset, size_t size) const {
+    if (!has(tensor)) {
         stop("was given memory that is not its own", tensor);
     }
     char * const memory = range_of(tensor).behind(static_cast<char *>(tensor->data) + offset, size);
@@ -106,7 +121,7 @@ void Device::upload(const StreamPtr & stream, ggml_tensor * tensor, const void *
         }
         return;
     }
-    const bool   is_pinned = pinned.contains(data, size);
+    const bool   is_pinned = pins(data, size);
     const Line & line      = parameters.copy(/*out=*/false, is_pinned);
     Nanoseconds  back      = begin + nanoseconds(parameters.copy_issue_s);
 
@@ -140,7 +155,7 @@ void Device::download(const StreamPtr & stream, const ggml_tensor * tensor, void
     const Nanoseconds begin     = now();
     const char *      from      = memory_of(tensor, offset, size);
     const bool        drawn     = !parameters.real_values && !is_whole_number(tensor->type);
-    const bool        is_pinned = pinned.contains(data, size);
+    const bool        is_pinned = pins(data, size);
     const Line &      line      = parameters.copy(/*out=*/true, is_pinned);
     const Nanoseconds back      = begin + nanoseconds(parameters.copy_issue_s);
 
@@ -246,7 +261,7 @@ ggml_status Device::launch(const StreamPtr & stream, Captures & captures, const 
     }
     if (parameters.real_values && n_kernels > 0) {
         const auto own = std::make_shared<Launch>(
-            graph, [](const ggml_tensor * tensor) { return memory_of(tensor, 0, ggml_nbytes(tensor)); });
+            graph, [this](const ggml_tensor * tensor) { return memory_of(tensor, 0, ggml_nbytes(tensor)); });
         item.run = [own, cpu] {
             if (own->run(cpu) != GGML_STATUS_SUCCESS) {
                 std::fprintf(stderr, "emulated device: ggml's CPU back end failed to compute a graph\n");

@@ -1,7 +1,8 @@
-// An emulated device: its parameters, its time, its memory.
+// Emulated devices: their parameters, their time, their memory.
 
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -19,20 +20,31 @@ namespace emulated {
 
 class Device {
   public:
-    explicit Device(Parameters parameters);
+    // at: its number among the devices that the keeper keeps the time of.
+    Device(Parameters given, size_t at, Timekeeper & keeper);
 
     const Parameters  parameters;
     const std::string host_name; // of its pinned memory
-    Timekeeper        time;
+    const size_t      number;
+    Timekeeper &      time;
     PinnedRanges      pinned;
 
     std::atomic<int64_t> device_bytes{0}, n_streams{0}, n_events{0};
     std::atomic<int64_t> n_graphs{0}, n_captured{0}, bytes_in{0}, bytes_out{0};
-    std::atomic<int64_t> n_graphs_ever{0}, n_allocations{0}, n_shared_before{0};
+    std::atomic<int64_t> n_graphs_ever{0}, n_allocations{0};
     std::atomic<bool>    failed{false}; // something asked for could not be queued: no result is right any more
 
     // Counts an allocation: whether it is the one that the parameters refuse.
     bool refuses_allocation() { return ++n_allocations == parameters.fail_alloc; }
+
+    StreamPtr new_stream() { return time.new_stream(number); }
+
+    // True for a tensor in its memory.
+    bool has(const ggml_tensor * tensor) const;
+
+    // Memory behind a tensor, of which size bytes from offset are used; stops the process, naming the tensor, where
+    // that is not this device's.
+    char * memory_of(const ggml_tensor * tensor, size_t offset, size_t size) const;
 
     bool in_use() const { return device_bytes > 0 || n_streams > 0 || n_events > 0 || pinned.n_bytes() > 0; }
 
@@ -75,33 +87,48 @@ class Device {
     std::map<int, SentLines> sent_; // of the layer's graph that was launched last
 };
 
-// Memory behind a tensor in a device buffer, of which size bytes from offset are used; stops the process, naming the
-// tensor, where that is not the device's.
-char * memory_of(const ggml_tensor * tensor, size_t offset, size_t size);
+// The devices of a process, whose time one thread keeps.
+struct Devices {
+    // One device for each element of given, which is not empty.
+    explicit Devices(std::vector<Parameters> given);
 
-// True for a tensor in device memory.
-bool is_on_device(const ggml_tensor * tensor);
+    bool in_use() const;
+
+    Timekeeper                           time;
+    std::vector<std::unique_ptr<Device>> all;
+    int64_t                              n_shared_before; // of Timekeeper::n_shared, at the last reset
+};
 
 //
-// the device of this process, as ggml's callbacks and the C interface find it
+// the devices of this process, as ggml's callbacks and the C interface find them
 //
 
-// NULL before it is registered for the first time.
-std::unique_ptr<Device> & the_emulated();
+// NULL before they are registered for the first time.
+std::unique_ptr<Devices> & the_emulated();
 
-inline Device & emulated_device() {
-    return *the_emulated();
+// What ggml knows as devices; the first as many as there are emulated ones are in its registry.
+extern std::array<ggml_backend_device, most_devices> the_devices;
+
+inline size_t number_of(ggml_backend_dev_t dev) {
+    return static_cast<size_t>(dev - the_devices.data());
+}
+
+inline Device & device_of(ggml_backend_dev_t dev) {
+    return *the_emulated()->all[number_of(dev)];
+}
+
+inline Device & device_of(ggml_backend_buffer_type_t buft) {
+    return device_of(ggml_backend_buft_get_device(buft));
 }
 
 // Runs what a callback without a result asks for. Where that fails, for want of host memory, graphs fail from then on.
-template <typename F> void attempt(F && f) noexcept {
+template <typename F> void attempt(Device & device, F && f) noexcept {
     if (oallama::logged(f) != OALLAMA_OK) {
-        emulated_device().failed = true;
+        device.failed = true;
     }
 }
 
-extern ggml_backend_device the_device;
-ggml_backend_buffer_type_t device_buft(); // its memory
-ggml_backend_buffer_type_t host_buft();   // pinned host memory
+ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev); // its memory
+ggml_backend_buffer_type_t host_buft(ggml_backend_dev_t dev);   // pinned host memory
 
 } // namespace emulated

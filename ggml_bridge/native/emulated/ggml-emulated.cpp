@@ -1,8 +1,9 @@
-// Backend, device and registration: how ggml sees the emulated device.
+// Backend, device and registration: how ggml sees emulated devices.
 
 #include "ggml-emulated.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -33,50 +34,58 @@ BackendContext & context_of(ggml_backend_t backend) {
     return *static_cast<BackendContext *>(backend->context);
 }
 
-const char * emulated_backend_get_name(ggml_backend_t /*backend*/) {
-    return emulated_device().parameters.name.c_str();
+Device & owner_of(ggml_backend_t backend) {
+    return device_of(backend->device);
+}
+
+const char * emulated_backend_get_name(ggml_backend_t backend) {
+    return owner_of(backend).parameters.name.c_str();
 }
 
 void emulated_backend_free(ggml_backend_t backend) {
-    emulated_device().time.finish(*context_of(backend).stream);
+    Device & device = owner_of(backend);
+    device.time.finish(*context_of(backend).stream);
     delete static_cast<BackendContext *>(backend->context);
     delete backend;
-    emulated_device().n_streams--;
+    device.n_streams--;
 }
 
 void emulated_backend_set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset,
                                        size_t size) {
-    attempt([&] { emulated_device().upload(context_of(backend).stream, tensor, data, offset, size, /*wait=*/false); });
+    Device & device = owner_of(backend);
+    attempt(device, [&] { device.upload(context_of(backend).stream, tensor, data, offset, size, /*wait=*/false); });
 }
 
 void emulated_backend_get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset,
                                        size_t size) {
-    attempt(
-        [&] { emulated_device().download(context_of(backend).stream, tensor, data, offset, size, /*wait=*/false); });
+    Device & device = owner_of(backend);
+    attempt(device, [&] { device.download(context_of(backend).stream, tensor, data, offset, size, /*wait=*/false); });
 }
 
 bool emulated_backend_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t backend_dst, const ggml_tensor * src,
                                        ggml_tensor * dst) {
-    if (backend_src != backend_dst || !is_on_device(src) || !is_on_device(dst)) {
+    Device & device = owner_of(backend_dst);
+    if (backend_src != backend_dst || !device.has(src) || !device.has(dst)) {
         return false; // ggml waits, and copies by the buffers
     }
-    attempt([&] { emulated_device().copy_within(context_of(backend_dst).stream, src, dst); });
+    attempt(device, [&] { device.copy_within(context_of(backend_dst).stream, src, dst); });
     return true;
 }
 
 void emulated_backend_synchronize(ggml_backend_t backend) {
-    Device & device = emulated_device();
+    Device & device = owner_of(backend);
     device.time.finish(*context_of(backend).stream);
     spin_until(now() + nanoseconds(device.parameters.synchronize_s));
 }
 
 ggml_status emulated_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     ggml_status started = GGML_STATUS_ALLOC_FAILED;
-    attempt([&] {
+    Device &    device  = owner_of(backend);
+    attempt(device, [&] {
         BackendContext & context = context_of(backend);
-        if (!emulated_device().failed) {
-            started = emulated_device().launch(context.stream, context.captures, graph,
-                                               context.cpu ? context.cpu->get() : nullptr);
+        if (!device.failed) {
+            started =
+                device.launch(context.stream, context.captures, graph, context.cpu ? context.cpu->get() : nullptr);
         }
     });
     return started;
@@ -88,24 +97,26 @@ PointPtr & point_of(ggml_backend_event_t event) {
 }
 
 void emulated_backend_event_record(ggml_backend_t backend, ggml_backend_event_t event) {
-    attempt([&] {
+    Device & device = owner_of(backend);
+    attempt(device, [&] {
         Item item;
         item.kind            = Item::record;
         item.submitted       = now();
         item.point           = std::make_shared<Point>();
         const PointPtr point = item.point;
-        emulated_device().time.submit(context_of(backend).stream, std::move(item));
+        device.time.submit(context_of(backend).stream, std::move(item));
         std::atomic_store(&point_of(event), point); // of what is queued: nobody waits for anything else
     });
 }
 
 void emulated_backend_event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
-    attempt([&] {
+    Device & device = owner_of(backend);
+    attempt(device, [&] {
         Item item;
         item.kind  = Item::wait;
         item.point = std::atomic_load(&point_of(event));
         if (item.point) {
-            emulated_device().time.submit(context_of(backend).stream, std::move(item));
+            device.time.submit(context_of(backend).stream, std::move(item));
         }
     });
 }
@@ -139,16 +150,16 @@ ggml_guid_t emulated_backend_guid() {
 // device interface
 //
 
-const char * emulated_device_get_name(ggml_backend_dev_t /*dev*/) {
-    return emulated_device().parameters.name.c_str();
+const char * emulated_device_get_name(ggml_backend_dev_t dev) {
+    return device_of(dev).parameters.name.c_str();
 }
 
-const char * emulated_device_get_description(ggml_backend_dev_t /*dev*/) {
-    return emulated_device().parameters.description.c_str();
+const char * emulated_device_get_description(ggml_backend_dev_t dev) {
+    return device_of(dev).parameters.description.c_str();
 }
 
-void emulated_device_get_memory(ggml_backend_dev_t /*dev*/, size_t * free, size_t * total) {
-    const Device & device = emulated_device();
+void emulated_device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
+    const Device & device = device_of(dev);
     *total                = static_cast<size_t>(device.parameters.memory_bytes);
     *free                 = *total - std::min(*total, static_cast<size_t>(device.device_bytes.load()));
 }
@@ -170,9 +181,9 @@ void emulated_device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * 
 ggml_backend_t emulated_device_init_backend(ggml_backend_dev_t dev, const char * /*params*/) {
     ggml_backend_t backend = nullptr;
     logged([&] {
-        Device & device  = emulated_device();
+        Device & device  = device_of(dev);
         auto     context = std::make_unique<BackendContext>();
-        context->stream  = device.time.new_stream();
+        context->stream  = device.new_stream();
         if (device.parameters.real_values) {
             context->cpu = std::make_unique<oallama::Cpu>();
             context->cpu->set_n_threads(1); // the device's thread computes
@@ -184,12 +195,12 @@ ggml_backend_t emulated_device_init_backend(ggml_backend_dev_t dev, const char *
     return backend;
 }
 
-ggml_backend_buffer_type_t emulated_device_get_buffer_type(ggml_backend_dev_t /*dev*/) {
-    return device_buft();
+ggml_backend_buffer_type_t emulated_device_get_buffer_type(ggml_backend_dev_t dev) {
+    return device_buft(dev);
 }
 
-ggml_backend_buffer_type_t emulated_device_get_host_buffer_type(ggml_backend_dev_t /*dev*/) {
-    return host_buft();
+ggml_backend_buffer_type_t emulated_device_get_host_buffer_type(ggml_backend_dev_t dev) {
+    return host_buft(dev);
 }
 
 bool emulated_device_supports_op(ggml_backend_dev_t /*dev*/, const ggml_tensor * op) {
@@ -197,10 +208,11 @@ bool emulated_device_supports_op(ggml_backend_dev_t /*dev*/, const ggml_tensor *
            ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
 }
 
-bool emulated_device_supports_buft(ggml_backend_dev_t /*dev*/, ggml_backend_buffer_type_t buft) {
-    return emulated_device().parameters.by_address
-               ? buft == device_buft()
-               : buft->iface.get_name == device_buft()->iface.get_name; // as ggml's own devices know theirs
+bool emulated_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
+    return device_of(dev).parameters.by_address
+               ? buft == device_buft(dev)
+               : buft->iface.get_name == device_buft(dev)->iface.get_name && // as ggml's own devices know theirs
+                     ggml_backend_buft_get_device(buft) == dev;
 }
 
 // As ggml-cuda: large batches are worth copying a weight for.
@@ -218,18 +230,18 @@ ggml_backend_event_t emulated_device_event_new(ggml_backend_dev_t dev) {
         auto context   = std::make_unique<PointPtr>();
         event          = new ggml_backend_event{dev, nullptr};
         event->context = context.release();
-        emulated_device().n_events++;
+        device_of(dev).n_events++;
     });
     return event;
 }
 
-void emulated_device_event_free(ggml_backend_dev_t /*dev*/, ggml_backend_event_t event) {
-    emulated_device().n_events--;
+void emulated_device_event_free(ggml_backend_dev_t dev, ggml_backend_event_t event) {
+    device_of(dev).n_events--;
     delete &point_of(event);
     delete event;
 }
 
-void emulated_device_event_synchronize(ggml_backend_dev_t /*dev*/, ggml_backend_event_t event) {
+void emulated_device_event_synchronize(ggml_backend_dev_t dev, ggml_backend_event_t event) {
     const PointPtr point = std::atomic_load(&point_of(event));
     if (!point) {
         return;
@@ -237,7 +249,7 @@ void emulated_device_event_synchronize(ggml_backend_dev_t /*dev*/, ggml_backend_
     while (!point->reached.load()) {
         spin_until(now() + 100);
     }
-    spin_until(now() + nanoseconds(emulated_device().parameters.synchronize_s));
+    spin_until(now() + nanoseconds(device_of(dev).parameters.synchronize_s));
 }
 
 const ggml_backend_device_i emulated_device_i = {
@@ -267,11 +279,11 @@ const char * emulated_reg_get_name(ggml_backend_reg_t /*reg*/) {
 }
 
 size_t emulated_reg_get_device_count(ggml_backend_reg_t /*reg*/) {
-    return 1;
+    return the_emulated()->all.size();
 }
 
 ggml_backend_dev_t emulated_reg_get_device(ggml_backend_reg_t /*reg*/, size_t index) {
-    return index == 0 ? &the_device : nullptr;
+    return index < the_emulated()->all.size() ? &the_devices[index] : nullptr;
 }
 
 void * emulated_reg_get_proc_address(ggml_backend_reg_t /*reg*/, const char * name) {
@@ -300,19 +312,22 @@ void leave_registry() {
     }
 }
 
-// Makes the device, or gives it other parameters while nobody uses it.
-void make_device(const std::string & text) {
+// Makes the devices, or gives them other parameters while nobody uses any.
+void make_devices(const std::string & text) {
     oallama::check_ggml();
-    the_reg.api_version   = oallama::api_version;
-    Parameters parameters = parse_parameters(text);
-    if (the_emulated() && emulated_device().in_use()) {
+    the_reg.api_version           = oallama::api_version;
+    std::vector<Parameters> given = parse_parameters(text);
+    if (the_emulated() && the_emulated()->in_use()) {
         throw oallama::Error(OALLAMA_UNSUPPORTED,
                              "the emulated device of this process is in use; close what uses it first");
     }
-    the_emulated().reset(); // its thread gives up its core before another takes one
+    if (the_emulated() && the_emulated()->all.size() != given.size()) {
+        leave_registry(); // which has noted how many there are
+    }
+    the_emulated().reset(); // their thread gives up its core before another takes one
     let_others_on();
     try {
-        the_emulated() = std::make_unique<Device>(std::move(parameters));
+        the_emulated() = std::make_unique<Devices>(std::move(given));
     } catch (...) {
         leave_registry(); // nothing is behind it any more
         let_others_on();
@@ -320,20 +335,26 @@ void make_device(const std::string & text) {
     }
 }
 
-Device & known_device() {
+Devices & known_devices() {
     if (the_emulated() == nullptr) {
         throw oallama::Error(OALLAMA_INVALID, "there is no emulated device yet; call emulated_register first");
     }
-    return emulated_device();
+    return *the_emulated();
+}
+
+std::array<ggml_backend_device, most_devices> make_ggml_devices() {
+    std::array<ggml_backend_device, most_devices> devices;
+    devices.fill({emulated_device_i, &the_reg, nullptr});
+    return devices;
 }
 
 } // namespace
 
-ggml_backend_device emulated::the_device = {emulated_device_i, &the_reg, nullptr};
+std::array<ggml_backend_device, most_devices> emulated::the_devices = make_ggml_devices();
 
-std::unique_ptr<Device> & emulated::the_emulated() {
-    static auto * device = new std::unique_ptr<Device>; // its thread may run when statics are destroyed
-    return *device;
+std::unique_ptr<Devices> & emulated::the_emulated() {
+    static auto * devices = new std::unique_ptr<Devices>; // their thread may run when statics are destroyed
+    return *devices;
 }
 
 //
@@ -352,7 +373,7 @@ int emulated_register(const char * text) {
     return guarded([&] {
         require(text != nullptr, "parameters are needed");
         const std::lock_guard<std::mutex> lock(registering);
-        make_device(text);
+        make_devices(text);
         if (!registered) {
             ggml_backend_register(&the_reg);
             registered = true;
@@ -371,7 +392,7 @@ void * ggml_backend_init(void) {
         if (!registered) {
             const char * path = std::getenv("OALLAMA_EMULATED");
             require(path != nullptr, "OALLAMA_EMULATED names no file with an emulated device's parameters");
-            make_device(oallama::read_file("OALLAMA_EMULATED", path));
+            make_devices(oallama::read_file("OALLAMA_EMULATED", path));
         }
         registered = true; // ggml adds what is returned, once
         reg        = &the_reg;
@@ -387,11 +408,11 @@ int emulated_unregister(void) {
     return guarded([] {
         const std::lock_guard<std::mutex> lock(registering);
         if (registered) {
-            if (emulated_device().in_use()) {
+            if (the_emulated()->in_use()) {
                 throw oallama::Error(OALLAMA_UNSUPPORTED, "the emulated device of this process is in use");
             }
             leave_registry();
-            emulated_device().time.rest();
+            the_emulated()->time.rest();
             let_others_on();
         }
     });
@@ -400,31 +421,36 @@ int emulated_unregister(void) {
 int emulated_get_stats(emulated_stats * stats) {
     return guarded([&] {
         require(stats != nullptr, "room for the result is needed");
-        const Device & device = known_device();
-        stats->late_s         = 1e-9 * static_cast<double>(device.time.late_ns);
-        stats->n_overruns     = device.time.n_overruns;
-        stats->n_shared       = device.time.n_shared() - device.n_shared_before;
-        stats->bytes_in       = device.bytes_in;
-        stats->bytes_out      = device.bytes_out;
-        stats->n_graphs       = device.n_graphs;
-        stats->n_captured     = device.n_captured;
-        stats->device_bytes   = device.device_bytes;
-        stats->pinned_bytes   = static_cast<int64_t>(device.pinned.n_bytes());
-        stats->n_allocations  = device.n_allocations;
+        const Devices & devices = known_devices();
+        *stats                  = {};
+        stats->late_s           = 1e-9 * static_cast<double>(devices.time.late_ns);
+        stats->n_overruns       = devices.time.n_overruns;
+        stats->n_shared         = devices.time.n_shared() - devices.n_shared_before;
+        for (const auto & device : devices.all) {
+            stats->bytes_in += device->bytes_in;
+            stats->bytes_out += device->bytes_out;
+            stats->n_graphs += device->n_graphs;
+            stats->n_captured += device->n_captured;
+            stats->device_bytes += device->device_bytes;
+            stats->pinned_bytes += static_cast<int64_t>(device->pinned.n_bytes());
+            stats->n_allocations += device->n_allocations;
+        }
     });
 }
 
 int emulated_reset_stats(void) {
     return guarded([] {
-        Device & device        = known_device();
-        device.n_shared_before = device.time.n_shared();
-        device.time.late_ns = device.time.n_overruns = 0;
-        device.bytes_in = device.bytes_out = device.n_graphs = device.n_captured = 0;
+        Devices & devices       = known_devices();
+        devices.n_shared_before = devices.time.n_shared();
+        devices.time.late_ns = devices.time.n_overruns = 0;
+        for (const auto & device : devices.all) {
+            device->bytes_in = device->bytes_out = device->n_graphs = device->n_captured = 0;
+        }
     });
 }
 
 int emulated_rest(void) {
-    return guarded([] { known_device().time.rest(); });
+    return guarded([] { known_devices().time.rest(); });
 }
 
 int emulated_mul_mat_seconds(int32_t type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used, int64_t n_tokens,
@@ -436,7 +462,7 @@ int emulated_mul_mat_seconds(int32_t type, int64_t k, int64_t n, int64_t e, int6
                 "there is no such mul-mat");
         const int64_t block = ggml_blck_size(static_cast<ggml_type>(type)); // 0: a type that ggml has no more
         require(block > 0 && k % block == 0, "there are no rows of so many elements of this type");
-        *seconds =
-            mul_mat_seconds(known_device().parameters, static_cast<ggml_type>(type), k, n, e, n_expert_used, n_tokens);
+        *seconds = mul_mat_seconds(known_devices().all.front()->parameters, static_cast<ggml_type>(type), k, n, e,
+                                   n_expert_used, n_tokens);
     });
 }

@@ -1,18 +1,19 @@
-// The C interface of libggml-emulated: a ggml device with a GPU's proportions, whose timing is emulated. Its memory,
-// its streams, its link and its callers' costs are those of a card as parameters describe it; what the CPU does beside
-// it is real. So a plan can be tried, and timed, where there is no card.
+// The C interface of libggml-emulated: ggml devices with GPUs' proportions, whose timing is emulated. A device's
+// memory, its streams, its link and its callers' costs are those of a card as parameters describe it; what the CPU does
+// beside it is real. So a plan can be tried, and timed, where there is no card.
 //
-// Time. One thread, on a core of its own, is the whole device. Every item of work (a copy, a graph) has a start in
-// virtual time: when it was submitted, what is before it in its stream is done and its engine (copies in, copies out,
-// compute) is free; and an end: start + modelled time. The thread tells its end when the clock has come to it, so that
-// being late never adds up. Calls that take a driver some microseconds hold up the caller for as long.
-// Weights are loaded in no time: bytes for a buffer of weights that come before the first graph since its allocation.
+// Time. One thread, on a core of its own, is all devices of a process. Every item of work (a copy, a graph) has a start
+// in virtual time: when it was submitted, what is before it in its stream is done and its engine (copies in, copies
+// out, compute) is free; and an end: start + modelled time. The thread tells its end when the clock has come to it, so
+// that being late never adds up. Calls that take a driver some microseconds hold up the caller for as long. Weights are
+// loaded in no time: bytes for a buffer of weights that come before the first graph since its allocation.
 //
 // Values. `real`: graphs are computed with ggml's CPU kernels, copies are made; for tests, times mean nothing then.
 // `drawn`: nothing is computed; copies to the device are read as DMA reads them, and what the host reads back is drawn
 // at random, experts distinct. Whole numbers (positions, ids) are always real.
 //
-// Parameters: one a line, a name and what it is, words separated by blanks; # begins a comment line.
+// Parameters: one a line, a name and what it is, words separated by blanks; # begins a comment line. A line `---`
+// begins another device, of another name and the same core. Between two devices ggml copies through the host.
 //
 //     name Emulated0                      of the ggml device
 //     description NVIDIA GeForce …        the rest of the line
@@ -32,7 +33,7 @@
 //                                         plain memory is given instead of pinned memory
 //     routing FILE                        lines "LAYER ID ID …": experts of one token each, used in turn, drawn only
 //
-// Python registers the device; stock programs load the library as a back end (ggml_backend_init).
+// Python registers the devices; stock programs load the library as a back end (ggml_backend_init).
 //
 // Python's cffi reads the part between the two "cdef" lines. Functions return a status as libggml-oallama's; on failure
 // emulated_last_error() of the same thread says in one sentence what went wrong. No exception crosses this boundary.
@@ -51,16 +52,16 @@ extern "C" {
 
 // cdef begin
 
-#define EMULATED_ABI 5
+#define EMULATED_ABI 6
 
 int          emulated_abi(void);
 const char * emulated_last_error(void);
 
-// Adds the device to ggml's registry, or gives it other parameters while nobody uses it. Keeps every other thread of
-// this process off the device's core.
+// Adds the devices to ggml's registry, or replaces them while nobody uses any. Keeps every other thread of this process
+// off their core.
 int emulated_register(const char * parameters);
 
-// Takes it out of ggml's registry. What uses it must have been freed.
+// Takes them out of ggml's registry. What uses them must have been freed.
 int emulated_unregister(void);
 
 typedef struct emulated_stats {
@@ -76,21 +77,21 @@ typedef struct emulated_stats {
     int64_t n_allocations; // of device or pinned memory, ever
 } emulated_stats;
 
-// Since the last reset, but for what is held.
+// Of all devices together, since the last reset, but for what is held.
 int emulated_get_stats(emulated_stats * stats);
 int emulated_reset_stats(void);
 
 // Lets the device's thread sleep until the next call: between measurements its core is for others.
 int emulated_rest(void);
 
-// Seconds that the device takes for one mul-mat, as in `kernel` lines.
+// Seconds that the first device takes for one mul-mat, as in `kernel` lines.
 int emulated_mul_mat_seconds(int32_t type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used, int64_t n_tokens,
                              double * seconds);
 
 // cdef end
 
 // What GGML_BACKEND_PATH, or OALLAMA_BACKEND of libggml-oallama, calls: ggml_backend_reg_t, the same for every call, or
-// NULL, the first time with one sentence on stderr. The device's parameters are in the file that OALLAMA_EMULATED
+// NULL, the first time with one sentence on stderr. The devices' parameters are in the file that OALLAMA_EMULATED
 // names.
 void * ggml_backend_init(void);
 

@@ -13,7 +13,8 @@ namespace {
 
 using oallama::require;
 
-constexpr int64_t max_cpus = 1 << 16;
+constexpr int64_t      max_cpus    = 1 << 16;
+constexpr const char * next_device = "---"; // the line between two devices
 
 class Reader {
   public:
@@ -131,16 +132,14 @@ std::map<int, std::vector<std::vector<int32_t>>> read_routing(const std::string 
     return rows;
 }
 
-} // namespace
-
-Parameters parse_parameters(const std::string & text) {
+// The parameters of one device, which `lines` has up to its end or to a line `---`. number: of the last line before.
+Parameters parse_device(std::istringstream & lines, int & number) {
     Parameters          made;
     double              pinned = 0.0, pageable = 0.0, copy_s = 0.0;
     std::array<bool, 4> given = {};
-    std::istringstream  lines(text);
     std::string         line;
-    for (int number = 1; std::getline(lines, line); number++) {
-        Reader read(line, number);
+    while (std::getline(lines, line) && line != next_device) {
+        Reader read(line, ++number);
         if (line.find_first_not_of(" \t\r") == std::string::npos || line[line.find_first_not_of(" \t\r")] == '#') {
             continue;
         }
@@ -220,6 +219,25 @@ Parameters parse_parameters(const std::string & text) {
         curve.erase(std::unique(curve.begin(), curve.end(), again), curve.end()); // the least of several times counts
     }
     return made;
+}
+
+} // namespace
+
+std::vector<Parameters> parse_parameters(const std::string & text) {
+    std::vector<Parameters> devices;
+    std::istringstream      lines(text);
+    for (int number = 0; devices.empty() || lines; number++) {
+        devices.push_back(parse_device(lines, number));
+        const Parameters & last = devices.back();
+        require(last.cpu == devices.front().cpu,
+                "emulated devices of one process share one core: cpu must be the same");
+        require(
+            std::count_if(devices.begin(), devices.end(), [&](const auto & one) { return one.name == last.name; }) == 1,
+            "two emulated devices are called " + last.name);
+        require(devices.size() <= most_devices,
+                "there are at most " + std::to_string(most_devices) + " emulated devices");
+    }
+    return devices;
 }
 
 } // namespace emulated

@@ -14,6 +14,8 @@
 
 namespace emulated {
 
+constexpr size_t most_devices = 8; // of one process
+
 // Seconds of a copy of n bytes: a + b * n.
 struct Line {
     double a = 0.0;
@@ -25,7 +27,7 @@ using Signature = std::tuple<std::string, ggml_type, int64_t, int64_t, int64_t, 
 using Curve     = std::vector<std::pair<int64_t, double>>; // (tokens, seconds), ascending
 
 struct Parameters {
-    std::string                name = "Emulated0";
+    std::string                name = "Emulated0"; // no other device's
     std::string                description;
     int64_t                    memory_bytes = 0;
     int64_t                    pinned_bytes = INT64_MAX; // of host memory that can be pinned at once
@@ -46,7 +48,8 @@ struct Parameters {
     const Line & copy(bool out, bool pinned) const { return copies[2 * (out ? 1U : 0U) + (pinned ? 0U : 1U)]; }
 };
 
-// Throws oallama::Error naming the line that is wrong.
-Parameters parse_parameters(const std::string & text);
+// Of one device or of several, between which a line is `---`. Throws oallama::Error naming the line that is wrong, and
+// for devices of one name or of different cores.
+std::vector<Parameters> parse_parameters(const std::string & text);
 
 } // namespace emulated

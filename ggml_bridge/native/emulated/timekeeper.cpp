@@ -54,7 +54,7 @@ void spin_until(Nanoseconds then) {
 // caller's side
 //
 
-Timekeeper::Timekeeper(int cpu) {
+Timekeeper::Timekeeper(int cpu, size_t n_devices) : free_(n_devices) {
     std::promise<void> started;
     thread_ = std::thread([this, cpu, &started] {
         try {
@@ -88,8 +88,8 @@ Timekeeper::~Timekeeper() {
     thread_.join();
 }
 
-StreamPtr Timekeeper::new_stream() {
-    return std::make_shared<Stream>();
+StreamPtr Timekeeper::new_stream(size_t device) {
+    return std::make_shared<Stream>(device);
 }
 
 void Timekeeper::submit(const StreamPtr & stream, Item && item) {
@@ -255,7 +255,7 @@ void Timekeeper::start_what_is_due(Nanoseconds at) {
             const Item &      item  = stream->queue_.front();
             const bool        same  = item.engine == stream->engine_;
             const Nanoseconds ready = std::max(item.submitted, same ? stream->queued_ : stream->ready_);
-            const Nanoseconds start = std::max(ready, free_[item.engine]);
+            const Nanoseconds start = std::max(ready, free_[stream->device_][item.engine]);
             if (start < chosen_start || (start == chosen_start && ready < chosen_ready)) {
                 chosen = stream.get(), chosen_start = start, chosen_ready = ready;
             }
@@ -267,9 +267,9 @@ void Timekeeper::start_what_is_due(Nanoseconds at) {
         if (item.lasts) {
             item.duration = item.lasts();
         }
-        chosen->flying_    = true;
-        chosen->flight_    = {chosen_start, chosen_start + item.duration, chosen_start + item.duration + item.latency};
-        free_[item.engine] = chosen->flight_.engine_end;
+        chosen->flying_ = true;
+        chosen->flight_ = {chosen_start, chosen_start + item.duration, chosen_start + item.duration + item.latency};
+        free_[chosen->device_][item.engine] = chosen->flight_.engine_end;
     }
 }
 

@@ -1,4 +1,5 @@
-// The device's time: streams of items, three engines that serve them, and the one thread that keeps the clock.
+// The devices' time: streams of items, three engines of each device that serve them, and the one thread that keeps the
+// clock of all.
 
 #pragma once
 
@@ -58,9 +59,11 @@ struct Item {
     PointPtr                     point;  // record: reached when its turn comes; wait: waited for
 };
 
-// Items are done in the order in which they were submitted.
+// Items are done in the order in which they were submitted, by the engines of one device.
 class Stream {
   public:
+    explicit Stream(size_t number) : device_(number) {}
+
     uint64_t n_submitted() const { return n_submitted_.load(); }
     bool     done(uint64_t n) const { return n_done_.load() >= n; }
 
@@ -73,6 +76,7 @@ class Stream {
         bool        ran    = false;
     };
 
+    const size_t          device_;
     std::atomic<uint64_t> n_submitted_{0};
     std::atomic<uint64_t> n_done_{0};
     // the rest is the thread's
@@ -89,12 +93,12 @@ using StreamPtr = std::shared_ptr<Stream>;
 class Timekeeper {
   public:
     // cpu: the core that the thread keeps for itself; -1: none.
-    explicit Timekeeper(int cpu);
+    Timekeeper(int cpu, size_t n_devices);
     Timekeeper(const Timekeeper &)             = delete;
     Timekeeper & operator=(const Timekeeper &) = delete;
     ~Timekeeper(); // every stream must be done
 
-    StreamPtr new_stream();
+    StreamPtr new_stream(size_t device);
 
     void submit(const StreamPtr & stream, Item && item);
     // Holds the caller until all that was submitted to the stream is done.
@@ -133,11 +137,11 @@ class Timekeeper {
     bool                    asleep_ = false; // under mutex_
     bool                    ending_ = false; // under mutex_
 
-    std::vector<StreamPtr>             streams_; // with items; the thread's
-    std::array<Nanoseconds, n_engines> free_{};  // virtual; the thread's
-    Nanoseconds                        last_work_  = 0;
-    Nanoseconds                        last_ask_   = 0;
-    Nanoseconds                        late_until_ = 0; // counted so far
+    std::vector<StreamPtr>                          streams_; // with items; the thread's
+    std::vector<std::array<Nanoseconds, n_engines>> free_;    // of each device; virtual; the thread's
+    Nanoseconds                                     last_work_  = 0;
+    Nanoseconds                                     last_ask_   = 0;
+    Nanoseconds                                     late_until_ = 0; // counted so far
 
     std::thread thread_; // last: it uses the others
 };
