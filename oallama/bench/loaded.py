@@ -68,7 +68,7 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
             raise BridgeError(f"the stock arm has {', '.join(found)} in ggml's registry; unset GGML_BACKEND_PATH")
         from llama_cpp import llama_cpp as api
 
-        model_params, _owner = stock_params(settings, device.name)
+        model_params, _owner = stock_params(settings, device.names)
         params = context_params(settings)
         with native_log() as log:
             model = api.llama_model_load_from_file(settings.path.encode(), model_params)

@@ -102,6 +102,7 @@ def command(
     if as_json and chosen == "table":
         chosen = "json"
     placer = Placer.of_file(model, options, profile)
+    placer.check_one_device("the affinity report")
     note_unused(placer, policy)
     workload = step.workload(placer.workload(n_prompt, n_gen))
     placer.drafter, made = step.drafter(placer), None

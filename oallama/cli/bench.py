@@ -297,6 +297,7 @@ def command(
     check_result(results.output[1])
     tests = bench_tests(timed.n_prompt, timed.n_gen, timed.pairs, timed.n_depth)
     placer = Placer.of_file(model, options, profile)
+    placer.check_one_device("a comparison")
     note_unused(placer)
     setting = shared_setting(placer, tests, cpus or (), seed)
     auto = partial(tuned_arm, refresh=refresh_gate) if gate else None

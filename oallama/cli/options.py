@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from oallama.cli.help import Group, option
 from oallama.cli.model_file import model_file
-from oallama.core.options import CACHE_TYPES, Options
+from oallama.core.options import CACHE_TYPES, Options, parse_sizes
 from oallama.core.units import parse_memory, parse_share
 from oallama.stores.hub_name import HubName, parse_hub_name
 
@@ -147,14 +147,15 @@ def device_option(function: Function) -> Function:
     by_name = option(
         "-dev", "--device", metavar="NAME", group=Group.DEVICE, show_default="first GPU",
         help="Device from `oallama devices`.\f Also none, rpc://host:port, or emulated[:card][,key=value…], which "
-        "emulates a GPU's timing. Without a GPU the default is none.",
+        "emulates a GPU's timing. Several GPUs as CUDA0,CUDA1, in the order of use: docs/devices.md. Without a GPU the "
+        "default is none.",
     )  # fmt: skip
     return by_name(backend_option(function))
 
 
 vram_option = option(
-    "--vram", type=SIZE, metavar="SIZE", group=Group.DEVICE, show_default="free memory",
-    help="Device memory budget, e.g. 6GiB.\f Plan as if the device had this much.",
+    "--vram", type=parsed(parse_sizes), metavar="SIZE", group=Group.DEVICE, show_default="free memory",
+    help="Device memory budget, e.g. 6GiB.\f Plan as if the device had this much. Of several devices: 10GiB,6GiB.",
 )  # fmt: skip
 
 vram_fill_option = option(

@@ -115,6 +115,7 @@ class PlacementOptions:
         workload = self.step.workload(workload)
         placer.drafter = self.step.drafter(placer)
         tuned = self.gate and self.policy.is_auto and (not self.step.drafts or self.step.is_tuned(placer))
+        tuned = tuned and not placer.members  # plans on several devices are not compared with llama.cpp's
         if self.step.drafts and not tuned:
             return self._noted(self.step.plan(placer, workload, self.policy.plan)), False
         if self.policy.keeps_to_cpu(placer):

@@ -59,6 +59,7 @@ def command(
     from oallama.report.text import printable
 
     placer = Placer.of_file(model, options)
+    placer.check_one_device("a profile")
     profile = placer.profile(progress=True, refresh=refresh, tokens=tokens)
     if export is not None:
         write_file(export, json.dumps(exported(profile), indent=1) + "\n")

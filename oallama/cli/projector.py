@@ -66,7 +66,7 @@ class ProjectorOptions:
     def place(self, projector: Projector, plan: Plan, memory_kept: bool) -> PlacedProjector:
         """Place a projector beside a plan. memory_kept: the plan was made with room for it."""
         needed = projector.n_bytes((plan.attention or Attention()).flash_attn != "off")
-        uses_device = plan.device != "none" and plan.memory.limit > 0
+        uses_device = plan.device != "none" and plan.memory.limit > 0 and not plan.memory.devices
         on_device = uses_device and fits_beside(plan.memory, needed, self.offload)
         why = ""
         if uses_device and self.offload is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from numbers import Integral, Real
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from oallama.core.errors import UsageError
 
@@ -28,7 +28,8 @@ def record_from(record: type[T], values: Mapping[str, Any], what: str) -> T:
 def check_fields(record: object) -> None:
     """Raises UsageError if a value does not have its field's type."""
     for name, hint in get_type_hints(type(record)).items():
-        check_type(name, getattr(record, name), *(get_args(hint) or (hint,)))
+        types = (hint,) if get_origin(hint) is tuple else get_args(hint) or (hint,)
+        check_type(name, getattr(record, name), *types)
 
 
 def check_names(values: Mapping[str, Any], known: list[str], what: str) -> None:

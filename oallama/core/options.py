@@ -32,9 +32,10 @@ class Options:
     """How to place and load a model. None: the plan or the machine decides.
 
     device: `--device` text; None: the first GPU, or none. vram: bytes of device memory to plan with; None: the
-    free memory. vram_fill: share of it that may be used. gpu_weights: largest share of the operators' weight bytes
-    on the device. threads: CPU threads; None: one per physical core. n_ctx, n_batch, n_ubatch: tokens; n_ctx
-    0: what the model was trained on. type_k, type_v: of the KV cache. flash_attn "auto": whichever is predicted to
+    free memory. other_vram: of each device behind the first; (): their free memory. vram_fill: share of it that may be
+    used. gpu_weights: largest share of the operators' weight bytes on the device. threads: CPU threads; None: one per
+    physical core. n_ctx, n_batch, n_ubatch: tokens; n_ctx 0: what the model was trained on. type_k, type_v: of the KV
+    cache. flash_attn "auto": whichever is predicted to
     be faster. late_first_word: whether a plan may win whose first word comes more than 1.25 times as late as with
     llama.cpp's own placement.
 
@@ -53,6 +54,7 @@ class Options:
     type_v: str | None = None
     flash_attn: FlashAttention = "auto"
     late_first_word: bool = False
+    other_vram: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -60,7 +62,7 @@ class Options:
             raise UsageError(f"--vram-fill must be above 0 and at most 1, not {self.vram_fill:g}")
         if self.gpu_weights is not None and not 0 <= self.gpu_weights <= 1:
             raise UsageError(f"--gpu-weights must be from 0 to 1 (0 % to 100 %), not {self.gpu_weights:g}")
-        if self.vram is not None and self.vram < 0:
+        if min(self.vram or 0, *self.other_vram, 0) < 0:
             raise UsageError("--vram must not be negative; give a size such as 6GiB")
         if self.flash_attn not in FLASH_ATTENTION:
             raise UsageError(f"unknown -fa {self.flash_attn!r}; choose from {', '.join(FLASH_ATTENTION)}")
@@ -70,10 +72,12 @@ class Options:
 
     @classmethod
     def given(cls, **values: Any) -> Options:
-        """Read the keywords of Placer.load: sizes and shares may be strings ("6GiB", "50%"); None: not given. Raises
-        UsageError."""
-        if "vram" in values:
-            values["vram"] = _parsed(parse_memory, values["vram"], "--vram")
+        """Read the keywords of Placer.load: sizes and shares may be strings ("6GiB", "50%"); vram of several devices is
+        "10GiB,6GiB"; None: not given. Raises UsageError."""
+        sizes = _parsed(parse_sizes, values.get("vram"), "--vram")
+        if isinstance(sizes, tuple):
+            values["vram"], *others = sizes
+            values["other_vram"] = tuple(others)
         if "gpu_weights" in values:
             values["gpu_weights"] = _parsed(parse_share, values["gpu_weights"], "--gpu-weights")
         known = {name: value for name, value in values.items() if value is not None or name not in cls.__slots__}
@@ -101,6 +105,11 @@ def cache_type(name: str) -> int:
         return CACHE_TYPES[name.lower()]
     except KeyError:
         raise UsageError(f"unknown KV cache type {name!r}; choose from {', '.join(CACHE_TYPES)}") from None
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Sizes between commas, in bytes. Raises ValueError."""
+    return tuple(map(parse_memory, text.split(",")))
 
 
 def _parsed(parse: Callable[[str], T], value: T | str | None, option: str) -> T | None:

@@ -240,6 +240,8 @@ class OperatorPlacement:
     hot_experts: Annotated[tuple[Count, ...], Mark.OMIT_DEFAULT] = ()
     # the same in elements along the axis of the cut (model/cut.py): CPU, streamed, device; None: it was not said
     cut: Annotated[tuple[Count, Count, Count] | None, Mark.OMIT_DEFAULT] = field(default=None, compare=False)
+    # of the plan's devices the one, counted from 0, that its layer is on: norms and KV cache, and what is on a device
+    device: Annotated[Count, Mark.OMIT_DEFAULT] = 0
 
     @classmethod
     def of_cut(
@@ -260,7 +262,8 @@ class OperatorPlacement:
 @dataclass(frozen=True, slots=True)
 class MemoryBreakdown:
     """Bytes that the device will hold. limit = fill * capacity, or capacity - runtime where that is less; spare = limit
-    - everything placed there. runtime: what instances of its back end take for themselves, in what is kept free."""
+    - everything placed there. runtime: what instances of its back end take for themselves, in what is kept free.
+    devices: of several devices each one's, in their order, without weights_host; the record itself is their sum."""
 
     capacity: int
     fill: float
@@ -272,6 +275,12 @@ class MemoryBreakdown:
     staging: int
     spare: int
     runtime: Annotated[int, Mark.OMIT_DEFAULT] = 0
+    devices: Annotated[tuple[MemoryBreakdown, ...], Mark.OMIT_DEFAULT] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether each device has room for what is placed there."""
+        return all(device.spare >= 0 for device in self.devices or (self,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,12 @@ def transfer_rates(profile: Profile) -> TransferRates:
     return TransferRates(copy_in, copy_out, split_s, issue_s)
 
 
+def between_devices(source: Profile, target: Profile) -> LinearFit:
+    """A copy from one device to another, which ggml makes through pageable host memory."""
+    out, back = source.link["d2h"], target.link.get("h2d_pageable") or target.link["h2d_pinned"]
+    return LinearFit(out.alpha_s + back.alpha_s, out.beta_s_per_byte + back.beta_s_per_byte, min(out.r2, back.r2))
+
+
 def weight_stream(profile: Profile, mapped: bool = True) -> LinearFit | None:
     """The link llama.cpp streams plain host weights over for large batches. A mapped file is pageable memory; where it
     is read instead (beside weights of the split back end), weights lie in the device's pinned memory if it has any.

@@ -8,7 +8,7 @@ the proportions that they have there.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from oallama.device.card import Card
 from oallama.device.cards import CARDS, preset
 
 DEFAULT_CARD = "rtx3060-12"
-DEVICE_NAME = "Emulated0"
+DEVICE_NAME = "Emulated"  # and a number, from 0
 FORM = "emulated[:PRESET|:FILE][,KEY=VALUE…]"
 PARAMETERS = "emulated-parameters"  # first word of a file that has libggml-emulated's own parameters
 _LEAST, _MOST = 1e-6, 1e9  # of a number: products and quotients of several stay far from the ends of a float's range
@@ -135,10 +135,17 @@ def card_parameters(card: Card) -> str:
     return "\n".join(lines + [f"{name} {getattr(card, name)!r}" for name in names]) + "\n"
 
 
-def use_parameters(spec: Emulated) -> str:
+def all_parameters(specs: Sequence[Emulated]) -> str:
+    """Parameters of libggml-emulated for devices that are used together, named in their order. Raises UsageError for an
+    unreadable file."""
+    each = (parameters_of(spec) + use_parameters(spec, number) for number, spec in enumerate(specs))
+    return "---\n".join(each)
+
+
+def use_parameters(spec: Emulated, number: int = 0) -> str:
     """Parameters of libggml-emulated on the use of the device. Later lines take precedence."""
     lines = {
-        "name": DEVICE_NAME,
+        "name": f"{DEVICE_NAME}{number}",
         "values": spec.values or "real",
         "seed": spec.seed,
         "cpu": -1 if spec.cpus is None else spec.cpus,

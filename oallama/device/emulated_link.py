@@ -1,17 +1,17 @@
-"""The emulated device in this process: registered with ggml, asked how well it kept time, taken out again."""
+"""Emulated devices in this process: registered with ggml, asked how well they kept time, taken out again."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from oallama.core.errors import BridgeError, DeviceError, UsageError
 from oallama.core.types import DeviceInfo
 from oallama.core.units import format_bytes
-from oallama.device.emulated import DEVICE_NAME, Emulated, parameters_of, use_parameters
+from oallama.device.emulated import DEVICE_NAME, Emulated, all_parameters
 from oallama.device.load_params import load_bridge
 from oallama.device.rpc_link import device_info
 
@@ -19,26 +19,27 @@ EMULATED_BACKEND = "Emulated"  # registry name of libggml-emulated
 MOST_LATE = 0.01  # of the time that passed: more, and what was measured is not a card's time
 
 
-def open_emulated(spec: Emulated) -> tuple[DeviceInfo, Callable[[], None]]:
-    """Register the device; what to call when it is done with. The spec must be resolved (profile/emulate.py).
+def open_emulated(specs: Sequence[Emulated]) -> tuple[list[DeviceInfo], Callable[[], None]]:
+    """Register the devices; what to call when they are done with. The specs must be resolved (profile/emulate.py).
 
     Raises UsageError for parameters that are wrong, a core that is not there, or more memory than this machine has
-    for real values; DeviceError while another emulated device is open in this process.
+    for real values; DeviceError while other emulated devices are open in this process.
     """
     import ggml_bridge
 
-    if spec.scale is None:
-        raise UsageError(f"--device {spec}: give scale=, which only a command or a Placer determines")
+    text = ",".join(map(str, specs))
+    if any(spec.scale is None for spec in specs):
+        raise UsageError(f"--device {text}: give scale=, which only a command or a Placer determines")
     try:
         device = load_bridge().emulated()
-        device.register(parameters_of(spec) + use_parameters(spec))
+        device.register(all_parameters(specs))
     except ggml_bridge.Unsupported as error:
-        raise DeviceError(f"--device {spec}: {error}") from None
+        raise DeviceError(f"--device {text}: {error}") from None
     except ggml_bridge.BridgeError as error:
         raise BridgeError(str(error)) from None
     except ValueError as error:
-        raise UsageError(f"--device {spec}: {error}") from None
-    info = device_info(load_bridge().device(DEVICE_NAME))
+        raise UsageError(f"--device {text}: {error}") from None
+    found = [device_info(load_bridge().device(f"{DEVICE_NAME}{number}")) for number in range(len(specs))]
 
     def close() -> None:
         try:
@@ -47,11 +48,12 @@ def open_emulated(spec: Emulated) -> tuple[DeviceInfo, Callable[[], None]]:
             return  # something of a model still lives on it: it stays registered, and idle
 
     try:
-        check_room(spec, info.memory_total)
+        for spec, info in zip(specs, found, strict=True):
+            check_room(spec, info.memory_total)
     except UsageError:
         close()
         raise
-    return info, close
+    return found, close
 
 
 def check_room(spec: Emulated, memory_bytes: int) -> None:

@@ -30,7 +30,8 @@ class LoadSettings:
     --no-repack has it. n_outputs: tokens of a batch whose logits are wanted at once, for which llama.cpp reserves
     memory; 0: all. n_slots: requests at once. n_drafts: that the model's own last block (MTP) makes for each, in a
     second context; 0: that block is not loaded. stock: of stock llama.cpp's own configuration, which is told of the
-    device even where no layer goes there, as its programs do: large batches are computed there.
+    device even where no layer goes there, as its programs do: large batches are computed there. device_layers: of
+    several devices how many of the n_gpu_layers each has, in their order; (): the one device has all.
     """
 
     path: str
@@ -48,6 +49,7 @@ class LoadSettings:
     n_outputs: int = 1
     n_slots: int = 1
     n_drafts: int = 0
+    device_layers: tuple[int, ...] = ()
 
     def of(self, workload: Workload) -> LoadSettings:
         """The same with the outputs, slots and drafts of a workload."""
@@ -57,33 +59,38 @@ class LoadSettings:
 
 
 class ModelParams:
-    """The model half: device list, buffer type overrides and load mode of `llama_model_params`, and the memory they
-    point to.
+    """The model half: device list, shares of the layers, buffer type overrides and load mode of `llama_model_params`,
+    and the memory they point to.
 
-    device: ggml_backend_dev_t of the one device that may be used, 0 for none. llama.cpp is told of it only where
-    layers go there, or settings.stock says so: the split backend uses it by itself, and llama.cpp would keep a compute
-    buffer on it for nothing. split_buft: the split plan's buffer type; 0: plain host memory takes its place, which
+    devices: ggml_backend_dev_t of those that may be used. llama.cpp is told of them only where layers go there, or
+    settings.stock says so: the split backend uses its one by itself, and llama.cpp would keep a compute buffer on it
+    for nothing. split_buft: the split plan's buffer type; 0: plain host memory takes its place, which
     llama.cpp would stream to a device that takes large batches. Raises BridgeError for a layout that this CPU does not
     have.
     """
 
-    def __init__(self, settings: LoadSettings, device: int, bridge: Bridge, split_buft: int = 0) -> None:
-        self.n_gpu_layers = settings.n_gpu_layers if device else 0
-        self._is_told = bool(device) and (self.n_gpu_layers != 0 or settings.stock is not None)
+    def __init__(self, settings: LoadSettings, devices: Sequence[int], bridge: Bridge, split_buft: int = 0) -> None:
+        self.n_gpu_layers = settings.n_gpu_layers if devices else 0
+        self._is_told = bool(devices) and (self.n_gpu_layers != 0 or settings.stock is not None)
         self._no_host = settings.stock is not None and settings.stock.no_host
-        self._devices = (ctypes.c_void_p * 2)(device if self._is_told else None, None)
+        self._devices = (ctypes.c_void_p * (len(devices) + 1))(*(devices if self._is_told else ()))
+        # llama.cpp gives a layer to the device in whose share of the sum it lies; it reads as many as it could have
+        shares = bridge.libraries.llama_cpp.llama_cpp.llama_max_devices()
+        self._shares = (ctypes.c_float * shares)(*settings.device_layers) if settings.device_layers else None
         self._overrides = _overrides(settings.host_patterns, bridge, split_buft)
         self._load_mode = load_mode(settings, bridge)
         self._load_mtp = settings.n_drafts > 0
         self.use_extra_bufts = chooses_layouts(settings.host_patterns) and not settings.no_repack
 
-    def devices(self, name: str) -> tuple[str, ...]:
-        """The devices that llama.cpp is told of, the one being called `name`."""
-        return (name,) if self._is_told else ()
+    def devices(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Of the devices of these names those that llama.cpp is told of."""
+        return names if self._is_told else ()
 
     def apply(self, params: Any) -> None:
         """Fill a llama_model_params; this object must live until the model is loaded."""
         params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
+        if self._shares is not None:
+            params.tensor_split = self._shares
         params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p) if self._overrides else None
         params.n_gpu_layers = self.n_gpu_layers
         params.use_extra_bufts = self.use_extra_bufts

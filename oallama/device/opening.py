@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.errors import UnknownDevice
@@ -25,7 +25,8 @@ class OpenDevice:
     """A device this process may compute on until `close`.
 
     name: its ggml name, "none" without one. info: None without one. For cpu-pair both are of the CPU, whose second
-    backend instance plays the device; `is_pair` tells it apart.
+    backend instance plays the device; `is_pair` tells it apart. others: of several devices those behind it, which are
+    closed with it.
     """
 
     name: str
@@ -33,11 +34,22 @@ class OpenDevice:
     spec: DeviceSpec
     close: Callable[[], None] = lambda: None
     pid: int | None = None  # of a local worker
+    others: tuple[DeviceInfo, ...] = ()
+
+    @property
+    def infos(self) -> tuple[DeviceInfo, ...]:
+        """Of all devices; none without one."""
+        return () if self.info is None else (self.info, *self.others)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """ggml's names of all devices."""
+        return tuple(info.name for info in self.infos)
 
     @property
     def label(self) -> str:
         """Display name: a CPU that stands for a device is told apart from the CPU."""
-        return CPU_PAIR if self.is_pair else self.name
+        return CPU_PAIR if self.is_pair else ",".join(self.names) or self.name
 
     @property
     def with_free(self) -> str:
@@ -47,9 +59,10 @@ class OpenDevice:
 
     @property
     def own_free(self) -> int:
-        """Bytes that were free on a card with memory of its own; 0 where the memory is the host's, or is not known."""
+        """Bytes that were free on a card with memory of its own; 0 where the memory is the host's, or is not known, and
+        for several cards."""
         info = self.info
-        if info is None or info.type != "GPU" or self.spec.is_remote or self.spec.is_emulated:
+        if info is None or info.type != "GPU" or self.spec.is_remote or self.spec.is_emulated or self.others:
             return 0
         return info.memory_free
 
@@ -64,10 +77,12 @@ def list_devices() -> list[DeviceInfo]:
     return [device_info(device) for device in load_bridge().devices(ask_servers=False)]
 
 
-def device_pointer(name: str) -> int:
-    """ggml_backend_dev_t of a device, 0 for "none". Raises DeviceError listing the known ones."""
-    if name == NO_DEVICE:
-        return 0
+def device_pointers(names: Sequence[str]) -> list[int]:
+    """ggml_backend_dev_t of devices. Raises DeviceError listing the known ones."""
+    return [_pointer(name) for name in names]
+
+
+def _pointer(name: str) -> int:
     devices = load_bridge().devices(ask_servers=False)
     for device in devices:
         if device.name.lower() == name.lower():
@@ -102,8 +117,8 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
         link = connect(spec.endpoint)
         return OpenDevice(link.info.name, link.info, spec, link.close)
     if spec.emulated is not None:
-        info, close_emulated = open_emulated(spec.emulated)
-        return OpenDevice(info.name, info, spec, close=close_emulated)
+        (info, *others), close_emulated = open_emulated([one.emulated for one in spec.each if one.emulated])
+        return OpenDevice(info.name, info, spec, close=close_emulated, others=tuple(others))
     if spec.is_none:
         return OpenDevice(NO_DEVICE, None, spec)
     devices = list_devices()
@@ -111,10 +126,15 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
         chosen = first_gpu(devices)
         name = chosen.name if chosen else NO_DEVICE
         return OpenDevice(name, chosen, spec)
+    info, *others = (_named(one, devices) for one in spec.each)
+    return OpenDevice(info.name, info, spec, others=tuple(others))
+
+
+def _named(spec: DeviceSpec, devices: list[DeviceInfo]) -> DeviceInfo:
     wanted = CPU_DEVICE if spec.is_pair else spec.name
     for info in devices:
         if info.name.lower() == wanted.lower() and (spec.is_pair or _holds_weights(info)):
-            return OpenDevice(info.name, info, spec)
+            return info
     known = ", ".join([info.name for info in devices if _holds_weights(info)] + ["emulated", NO_DEVICE])
     raise UnknownDevice(f"unknown device {spec.name!r}; choose from {known}, rpc://host:port")
 

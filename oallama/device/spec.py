@@ -25,7 +25,8 @@ class DeviceSpec:
     """One parsed `--device`. `name` for ggml, `endpoint` ("host:port") for rpc, `threads` and `cpus` for rpc-worker,
     `emulated` for that.
 
-    `threads` None: chosen when the worker starts; `cpus` empty: the worker is not pinned.
+    `threads` None: chosen when the worker starts; `cpus` empty: the worker is not pinned. others: the devices named
+    behind this one, in the order of use; what else is said is of the first.
     """
 
     kind: DeviceKind
@@ -34,9 +35,12 @@ class DeviceSpec:
     threads: int | None = None
     cpus: tuple[int, ...] = ()
     emulated: Emulated | None = None
+    others: tuple[DeviceSpec, ...] = ()
 
     def __str__(self) -> str:
         """The text that parses back into this record."""
+        if self.others:
+            return ",".join(map(str, self.each))
         if self.kind == "ggml":
             return self.name
         if self.kind == "rpc":
@@ -47,6 +51,11 @@ class DeviceSpec:
         if self.emulated is not None:
             return str(self.emulated)
         return self.kind
+
+    @property
+    def each(self) -> tuple[DeviceSpec, ...]:
+        """All devices, each by itself."""
+        return (replace(self, others=()), *self.others)
 
     @property
     def is_none(self) -> bool:
@@ -74,8 +83,10 @@ class DeviceSpec:
 
     @property
     def timed(self) -> DeviceSpec:
-        """The device as it must be where its times count."""
-        return replace(self, emulated=self.emulated.timed) if self.emulated else self
+        """The devices as they must be where their times count."""
+        if self.emulated is None:
+            return self
+        return replace(self, emulated=self.emulated.timed, others=tuple(other.timed for other in self.others))
 
     @property
     def measured(self) -> DeviceSpec:
@@ -93,6 +104,29 @@ def parse_device(text: str | None) -> DeviceSpec:
     stripped = (text or "auto").strip()
     if not stripped.isprintable():
         raise UsageError(f"--device {stripped!r} is not a device; give {FORMS}")
+    first, *others = map(_parse_one, device_texts(stripped))
+    if not others:
+        return first
+    if first.kind not in ("ggml", "emulated") or any(other.kind != first.kind for other in others):
+        raise UsageError(f"--device {stripped!r}: several devices must all be local GPUs, or all be emulated")
+    names = [device.name.lower() for device in (first, *others) if device.name]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--device {stripped!r} names {twice} twice; name each device once")
+    return replace(first, others=tuple(others))
+
+
+def device_texts(text: str) -> list[str]:
+    """The texts of several devices: a part between commas that begins with a letter and has no `=` begins another."""
+    devices: list[str] = []
+    for part in text.split(","):
+        if devices and ("=" in part or not part.strip()[:1].isalpha()):
+            devices[-1] += f",{part}"
+        else:
+            devices.append(part.strip())
+    return devices
+
+
+def _parse_one(stripped: str) -> DeviceSpec:
     if stripped.lower() == "cpu":  # as ggml calls what there is without a device
         return DeviceSpec("none")
     if stripped in ("auto", "none", "cpu-pair"):
@@ -110,14 +144,23 @@ def parse_device(text: str | None) -> DeviceSpec:
 
 
 def device_for_plan(asked: str | None, planned: str) -> str:
-    """The `--device` text that a plan runs with: what was asked for, else the plan's own. Raises UsageError if that
-    is an RPC server, which would get weights and prompts because a file says so."""
-    if not asked and (spec := parse_device(planned)).kind == "rpc":
+    """The `--device` text that a plan runs with: what was asked for, else the plan's own, as where it leaves some of
+    the asked devices out. Raises UsageError if that is an RPC server, which would get weights and prompts because a
+    file says so; and for fewer devices than the plan uses."""
+    spec = parse_device(planned)
+    if not asked and spec.kind == "rpc":
         raise UsageError(
             f"the plan would send the model's weights and your prompts to {spec}; "
             f"if you trust that server, add --device {spec}"
         )
-    return asked or planned
+    if not asked:
+        return planned
+    n_asked, n_planned = len(parse_device(asked).each), len(spec.each)
+    if n_asked < n_planned and asked != "none":
+        raise UsageError(
+            f"the plan uses {n_planned} devices, but --device names {n_asked}; name as many, or plan again"
+        )
+    return planned if n_planned < n_asked else asked
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,17 +63,20 @@ class BufferBytes:
 @dataclass(frozen=True, slots=True)
 class NoAllocResult:
     """Memory that a load would take of llama.cpp. Weights of the split backend count as host memory with all their
-    bytes: the plan says what of them lies on the device, and what the backend computes in."""
+    bytes: the plan says what of them lies on the device, and what the backend computes in. free_of: bytes that were
+    free on each device of several, by its name in ggml, in their order; {}: there is one."""
 
     buffers: tuple[BufferBytes, ...]
     n_splits_prefill: int  # parts ggml's scheduler cuts the graph of a full micro-batch into; -1: unknown
     n_splits_decode: int  # and the graph of one token
     device_total: int  # bytes of the device; 0 without one
     device_free: int  # bytes free there before the load
+    free_of: dict[str, int] = field(default_factory=dict)
 
-    def on_device(self, part: Part) -> int:
-        """Bytes of that part in memory that is not the host's."""
-        return sum(getattr(buffer, part) for buffer in self.buffers if not buffer.in_host_memory)
+    def on_device(self, part: Part, name: str | None = None) -> int:
+        """Bytes of that part in memory that is not the host's. name: of the device; None: of all."""
+        buffers = [buffer for buffer in self.buffers if not buffer.in_host_memory]
+        return sum(getattr(buffer, part) for buffer in buffers if name in (None, buffer.device))
 
     def on_host(self, part: Part) -> int:
         """Bytes of that part in host memory, pinned memory included."""
@@ -226,7 +229,7 @@ class _Loader:
 
     def __call__(self, request: dict[str, Any], progress: Any) -> dict[str, Any]:
         from oallama.device.native_log import native_log
-        from oallama.device.opening import device_pointer
+        from oallama.device.opening import device_pointers
 
         settings = from_json(LoadSettings, request, "the load")
         bridge = load_bridge()
@@ -237,7 +240,7 @@ class _Loader:
             bridge.split().plan(_with_device(settings, device)) if settings.split_text else nullcontext() as split,
             native_log() as log,
         ):
-            placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
+            placement = ModelParams(settings, device_pointers(device.names), bridge, split.buft if split else 0)
             model = self._model(settings, placement, lambda: load_refusal(settings.path, device, log.reason()))
             context_params = api.llama_context_default_params()
             apply_context(settings, context_params)
@@ -246,7 +249,7 @@ class _Loader:
                 raise load_refusal(settings.path, device, log.reason())
             check_cache(settings, log.texts())
             prefill, decode = graph_splits(log.texts())
-            told = placement.devices(device.name)
+            told = placement.devices(device.names)
             buffers = memory_of(bridge, context, told)
             if settings.n_drafts:
                 draft_params = api.llama_context_default_params()
@@ -262,6 +265,7 @@ class _Loader:
                 "n_splits_decode": decode,
                 "device_total": device.info.memory_total if device.info else 0,
                 "device_free": device.info.memory_free if device.info else 0,
+                "free_of": {one.name: one.memory_free for one in device.infos if device.others},
             }
             api.llama_free(context)
             if device.info is not None or split is not None:
@@ -302,6 +306,7 @@ class _Loader:
             no_repack=settings.no_repack,
             stock=settings.stock,
             n_drafts=min(settings.n_drafts, 1),
+            device_layers=settings.device_layers,
         )
         if self._kept is None or self._kept[0] != of_model:
             self._free()

@@ -42,7 +42,8 @@ HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
 
 class ModelOnDevice:
-    """Measures only when needed."""
+    """Measures only when needed. Of several devices, `members` has the model on each by itself; what is measured, and
+    what belongs to a device, is the first one's."""
 
     def __init__(
         self,
@@ -57,6 +58,15 @@ class ModelOnDevice:
         self.operators = tuple(operators)
         self.options = options if options.n_ctx != 0 else replace(options, n_ctx=model.n_ctx_train or None)
         self.device, self._threads = resolved(parse_device(options.device), options.threads)
+        check_several(self.device, options, profile)
+        self.members: tuple[ModelOnDevice, ...] = ()
+        if self.device.others:
+            sizes = (options.vram, *(options.other_vram or (None,) * len(self.device.others)))
+            self.members = tuple(
+                type(self)(model, operators, tensor_names,
+                           replace(options, device=str(one), vram=vram, other_vram=(), threads=self._threads))
+                for one, vram in zip(self.device.each, sizes, strict=True)
+            )  # fmt: skip
         self.attention = options.attention()  # with the KV cache that is measured and planned for
         self.given_profile = self._profile = profile
         self._measured: Profile | None = None  # before it was corrected; None of one that was given
@@ -68,6 +78,12 @@ class ModelOnDevice:
         self.no_alloc_loads = NoAllocLoads(
             model, self.operators, self.tensor_names, self.device.timed, lambda: self.threads, no_alloc_loader
         )
+
+    def check_one_device(self, what: str) -> None:
+        """Raises UsageError for several devices."""
+        if self.members:
+            n_devices = len(self.members)
+            raise UsageError(f"{what} needs one device, but --device names {n_devices}; name one device")
 
     @cached_property
     def threads(self) -> int:
@@ -91,7 +107,7 @@ class ModelOnDevice:
     @cached_property
     def known_device(self) -> KnownDevice:
         """The device, queried once. Raises DeviceError, BridgeError."""
-        return known_device(self.device)
+        return self.members[0].known_device if self.members else known_device(self.device)
 
     @property
     def machine(self) -> dict[str, Any]:
@@ -121,6 +137,9 @@ class ModelOnDevice:
 
         Raises ProfileError, DeviceError.
         """
+        if self.members:
+            self._profile, *_ = (member.profile(progress, refresh, tokens) for member in self.members)
+            return self._profile
         if self._profile is None or self._is_doubtful or refresh:
             from oallama.profile.profiler import profile_model
 
@@ -142,6 +161,8 @@ class ModelOnDevice:
     def known_profile(self) -> Profile | None:
         """The profile that is available without measuring, even from a busy machine; None without one.
         Raises DeviceError, BridgeError."""
+        if self.members:
+            return self.members[0].known_profile
         if self._profile is None:
             from oallama.profile.profiler import stored_profile
 
@@ -191,6 +212,10 @@ class ModelOnDevice:
         """The planning problem for one attention mode. Raises the same as profile."""
         budget, alone = host_free_beside(self.model.file_bytes), self.device.is_pair  # llama.cpp has no second CPU
         taken = self.no_alloc_loads.taken
+        if self.members:
+            first, *others = (member.problem(flash_attn) for member in self.members)
+            over_all = partial(taken, attention=self.attention_rule.attention(flash_attn))
+            return replace(first, no_alloc_load=over_all, devices=(first, *others))
         profile = self._profile or self.profile()
         return problem_of(self.header, self.options, profile, flash_attn, taken, budget, self.routing, alone)
 
@@ -274,9 +299,24 @@ class ModelOnDevice:
         return read_history(self.model.fingerprint, self.machine_key, timings_of(measured))
 
 
+def check_several(device: DeviceSpec, options: Options, profile: Profile | None) -> None:
+    """Raises UsageError for options that one device has, or another number of sizes than devices."""
+    n_devices, n_sizes = len(device.each), len(options.other_vram) + 1
+    if options.other_vram and n_sizes != n_devices:
+        raise UsageError(f"--vram gives {n_sizes} sizes, but --device names {n_devices}; give one for each device")
+    if n_devices == 1:
+        return
+    if options.vram is not None and n_sizes != n_devices:
+        raise UsageError(f"--vram gives one size, but --device names {n_devices}; give one for each, e.g. 10GiB,6GiB")
+    for option, given in (("--gpu-weights", options.gpu_weights), ("--profile", profile)):
+        if given is not None:
+            raise UsageError(f"{option} is of one device, but --device names {n_devices}; omit it, or name one device")
+
+
 def keeping_free(on: AnyModelOnDevice, n_bytes: int, limit: int, what: str, remedy: str) -> AnyModelOnDevice:
     """Return the same with so many bytes of the device kept free, of the limit that a plan may take. what, remedy: what
-    lies there, and what to do where it does not fit. Raises DoesNotFit."""
+    lies there, and what to do where it does not fit. Raises DoesNotFit, UsageError for several devices."""
+    on.check_one_device(what)
     vram = vram_beside(limit, on.options.vram_fill, n_bytes, str(on.device), what, remedy)
     return type(on)(on.model, on.operators, on.tensor_names, replace(on.options, vram=vram), on.given_profile)
 

@@ -17,7 +17,7 @@ from oallama.core.profile import Profile
 from oallama.core.types import Phase, Predicted, PrefetchMode, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.passes import Pass
-from oallama.device.spec import DeviceSpec
+from oallama.device.spec import DeviceSpec, parse_device
 from oallama.placer.described import problem_on
 from oallama.placer.model_on_device import ModelOnDevice
 from oallama.placer.plans import Given, checked, unmeasured_plan
@@ -49,6 +49,8 @@ class Placer(ModelOnDevice):
     The attributes model and operators describe the model. Measuring and loading happen when first needed.
     """
 
+    members: tuple[Placer, ...]
+
     @classmethod
     def load(
         cls,
@@ -65,7 +67,8 @@ class Placer(ModelOnDevice):
 
         gguf_path: path, or a name as on the command line: a downloaded model ("llama3.2:1b", "USER/REPO:Q4_K_M"), or
         hf.co/USER/REPO, which is downloaded if needed. device: as for `--device`; None: the first GPU, or none. vram:
-        device memory to plan with, in bytes or e.g. "6GiB"; None: the free memory. vram_fill: share of it that may be
+        device memory to plan with, in bytes or e.g. "6GiB", of two devices "10GiB,6GiB"; None: the free memory.
+        vram_fill: share of it that may be
         used. gpu_weights: largest share of the weights' bytes on the device, e.g. 0.5 or "50%". threads: CPU threads;
         None: one per physical core. profile: a Profile or its path; None: from the cache, or measured when needed.
         options: n_ctx, n_batch, n_ubatch (tokens), type_k, type_v (of the KV cache) and flash_attn ("auto", "on",
@@ -143,6 +146,7 @@ class Placer(ModelOnDevice):
         """
         workload = workload or self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past, n_parallel)
         if draft_model is not None or mtp:
+            self.check_one_device("a drafter")
             from oallama.placer.drafter import DraftModel, MtpBlock, planned_with_drafts
 
             def planned(placer: Placer, workload: Workload) -> Plan:
@@ -157,10 +161,20 @@ class Placer(ModelOnDevice):
             return unmeasured_plan(self, policy, workload, attention_passes)
         rules = Rules(affinity, fill, prefetch)
         chosen = policy.policy(self) if isinstance(policy, Given) else policy_named(policy, rules)
-        if chosen is not None and chosen.by_llama_cpp:
+        if chosen is not None and chosen.by_llama_cpp and not self.members:
             return fit_plan(self, workload)
         larger = larger_ubatches(workload, self.options) if n_ubatch is None else ()
         request = Request(workload, chosen, rules=rules, passes=attention_passes, n_ubatches=larger)
+        if self.members and policy != "cpu":
+            from oallama.placer.several import plan_over_devices
+
+            def alone(placer: Placer) -> Plan:
+                return placer.plan(
+                    policy, n_ubatch=n_ubatch, affinity=affinity, fill=fill, attention_passes=attention_passes,
+                    prefetch=prefetch, workload=workload,
+                )  # fmt: skip
+
+            return plan_over_devices(self, request, alone)
         problems = self.problems  # measured before a process of loads is there
         with self.no_alloc_loads.together():
             found = plan(problems, request)
@@ -177,8 +191,9 @@ class Placer(ModelOnDevice):
 
         Raises the same as simulate.
         """
-        problem = self.problem_for(plan)
-        return price(problem, workload or plan.workload, self.placed_on(plan, problem))
+        on = self.on_devices_of(plan)
+        problem = on.problem_for(plan)
+        return price(problem, workload or plan.workload, on.placed_on(plan, problem))
 
     def simulate(self, plan: Plan, workload: Workload | None = None, machine: Machine | None = None) -> Simulation:
         """Simulate what the streams of a machine do while the plan runs (planner/simulate.py). load: workload; None:
@@ -187,6 +202,7 @@ class Placer(ModelOnDevice):
         Raises PlanError for a plan of another model or device, ProfileError.
         """
         plan.check(self.model, self.operators)  # before anything is measured
+        self.check_one_device("a simulation")
         problem = self.problem_for(plan) if machine is None else problem_on(self, machine)
         return simulate(problem, workload or plan.workload, self.placed_on(plan, problem))
 
@@ -199,7 +215,7 @@ class Placer(ModelOnDevice):
 
     def token_seconds(self, plan: Plan, depth: int) -> float | None:
         """Predicted seconds of one token at context depth `depth` (planner/explain.py). None as in expected."""
-        if plan.predicted is None or self._profile is None:
+        if plan.predicted is None or self._profile is None or self.members:
             return None
         flash_attn = self.attention_for(plan).flash_attn
         return token_seconds(self._profile, flash_attn, self.model.n_layer, plan, depth)
@@ -224,9 +240,9 @@ class Placer(ModelOnDevice):
             options, [*(field.name for field in fields(Options)), "on_expert_counts", *engine_options], "engine keyword"
         )
         changes = {name: value for name, value in options.items() if name not in engine_options}
-        placer = self
+        placer = self.on_devices_of(plan)
         if changes:
-            changed = replace(self.options, **{"device": str(self.device), "threads": self.threads, **changes})
+            changed = replace(placer.options, **{"device": str(placer.device), "threads": placer.threads, **changes})
             placer = type(self)(self.model, self.operators, self.tensor_names, changed)
         started = EngineOptions(**{name: value for name, value in options.items() if name in engine_options})
         return open_engine(placer, plan, started, on_expert_counts)
@@ -289,9 +305,10 @@ class Placer(ModelOnDevice):
         """
         from oallama.run.load import load_placed
 
+        on = self.on_devices_of(plan)
         changes = {ours: arguments.pop(name) for name, ours in LLAMA_OPTIONS.items() if name in arguments}
         _check_arguments(arguments)
-        options, memory_known = self._load_options(plan, changes)
+        options, memory_known = on._load_options(plan, changes)
         return load_placed(
             self.model,
             plan,
@@ -302,6 +319,24 @@ class Placer(ModelOnDevice):
             progress=progress,
             arguments=arguments,
         )
+
+    def on_devices_of(self, plan: Plan) -> Placer:
+        """The placer on the devices that the plan uses, of those that were asked for."""
+        if not self.members or plan.device == "none":
+            return self
+        used = [str(device) for device in parse_device(plan.device).each]
+        return self if len(used) == len(self.members) else self.on_devices(used)
+
+    def on_devices(self, devices: Sequence[str]) -> Placer:
+        """The placer on some of its devices (--device text), each with its own --vram; what is none of them has
+        none."""
+        vram = {str(member.device): member.options.vram for member in self.members}
+        sizes = [size for device in devices if (size := vram.get(device)) is not None]
+        first, others = (sizes[0], sizes[1:]) if len(sizes) == len(devices) else (None, [])
+        options = replace(
+            self.options, device=",".join(devices), threads=self.threads, vram=first, other_vram=tuple(others)
+        )  # fmt: skip
+        return type(self)(self.model, self.operators, self.tensor_names, options)
 
     def _load_options(self, plan: Plan, changes: Mapping[str, Any]) -> tuple[Options, bool]:
         """Options for a load under the plan, and whether a no_alloc load verified it. Raises the same as engine."""
@@ -328,7 +363,7 @@ class Placer(ModelOnDevice):
         if not self.has_device:
             plan = self.plan("cpu", workload=workload, measure=False)
         else:
-            found = tuned_plan(self, in_tuned_context(self, workload))
+            found = None if self.members else tuned_plan(self, in_tuned_context(self, workload))
             plan = self.plan(workload=workload) if found is None else found.plan
         with self.engine(plan, chats=asked.chats, once=True) as engine:
             return asked.generate(engine, max_tokens, **sampling)

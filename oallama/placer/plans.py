@@ -30,16 +30,21 @@ class Given:
     """A placement of the caller's own, in place of a policy: priced and probed, not changed. on_device: the names of
     the operators that go to the device. gpu_layers: layers, counted from the end, the output first, that have their
     norms and KV there. name: what the plan calls the policy. stock: of stock llama.cpp's own configuration, with its
-    attention where the user asked for nothing; None: of ours."""
+    attention where the user asked for nothing; None: of ours. device_layers: of several devices how many of these
+    layers each has."""
 
     on_device: Collection[str]
     gpu_layers: int
     name: str = "manual"
     stock: StockOptions | None = None
+    device_layers: tuple[int, ...] = ()
 
     def placement(self, on: ModelOnDevice) -> Placement:
         """Raises UsageError for invalid values."""
-        return replace(placed_as_named(on.model, on.operators, self.on_device, self.gpu_layers), stock=self.stock)
+        if not self.device_layers:
+            on.check_one_device("-ngl" if self.name == "layers" else "this placement")
+        placement = placed_as_named(on.model, on.operators, self.on_device, self.gpu_layers)
+        return replace(placement, stock=self.stock, device_layers=self.device_layers)
 
     def policy(self, on: ModelOnDevice) -> Policy:
         """Raises UsageError for invalid values."""

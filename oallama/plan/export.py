@@ -70,7 +70,7 @@ def needs_plugin(plan: Plan, operators: Sequence[Operator], target: Target = "ll
 
 
 def stock_device(plan: Plan) -> str:
-    """ggml's name of the plan's device in a stock program; "none" for a plan without one.
+    """ggml's name of the plan's device in a stock program, of several between commas; "none" for a plan without one.
 
     Raises PlanError for a device that no other program has.
     """
@@ -82,7 +82,9 @@ def stock_device(plan: Plan) -> str:
         )
     if spec.is_pair:
         raise PlanError("llama.cpp has no second CPU device; plan for a GPU or rpc://host:port and export that plan")
-    return {"none": "none", "rpc": "RPC0", "emulated": DEVICE_NAME}.get(spec.kind, spec.name)
+    if spec.is_emulated:
+        return ",".join(f"{DEVICE_NAME}{number}" for number in range(len(spec.each)))
+    return {"none": "none", "rpc": "RPC0"}.get(spec.kind) or ",".join(one.name for one in spec.each)
 
 
 def export_command(
@@ -129,9 +131,13 @@ def stock_command(
         patterns = tuple(pattern for pattern in patterns if pattern[1] is not None)
     arguments = [target, "-m", plan.model_path, *_workload(plan, target), *_attention(plan.attention)]
     arguments += ["--rpc", spec.endpoint] if spec.kind == "rpc" else []
+    between = "/" if target == "llama-bench" else ","  # llama-bench would run once for each value between commas
     # llama.cpp would keep a compute buffer on a device that no layer goes to; the plug-in uses it by itself
     n_layers = 0 if device == "none" else plan.n_gpu_layers
-    arguments += ["--device", device if n_layers or plan.stock else "none", "-ngl", str(n_layers)]
+    told = device if n_layers or plan.stock else "none"
+    arguments += ["--device", told.replace(",", between), "-ngl", str(n_layers)]
+    if device_layers := plan.device_layers(operators, _n_layer(operators)):
+        arguments += ["-ts", between.join(map(str, device_layers))]
     arguments += stock_arguments(plan.stock, target) if plan.stock is not None else []
     arguments += draft_arguments(plan.draft, device, target) if plan.draft is not None else []
     arguments += _overrides(patterns, target)
@@ -191,13 +197,17 @@ def _overridden(plan: Plan, operators: Sequence[Operator]) -> Sequence[Operator]
     """The operators that -ot places: in stock llama.cpp's own configuration -ngl and -ncmoe place most of them."""
     if plan.stock is None:
         return operators
-    n_layer = max((operator.layer + 1 for operator in operators if operator.layer is not None), default=0)
+    n_layer = _n_layer(operators)
     first, n_cpu_moe = n_layer + 1 - plan.n_gpu_layers, plan.stock.n_cpu_moe
     return [
         operator for operator in operators
         if operator.layer_in(n_layer) >= first
         and not (operator.op == "MUL_MAT_ID" and operator.layer is not None and operator.layer < n_cpu_moe)
     ]  # fmt: skip
+
+
+def _n_layer(operators: Sequence[Operator]) -> int:
+    return max((operator.layer + 1 for operator in operators if operator.layer is not None), default=0)
 
 
 def _workload(plan: Plan, target: Target) -> list[str]:

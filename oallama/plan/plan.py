@@ -9,6 +9,8 @@ History of the file (`"version"`), of which all versions are read:
      step computes one token, and `n_outputs` where it is one.
   2  an operator has its cut in elements too, [cpu, streamed, device]. Where the fractions beside it are others, as in a
      file that was edited, they count.
+  3  of a plan over several devices, whose names `device` has between commas: an operator has the number of its layer's
+     (0: left out), `memory` has each device's in `devices`. All other plans are written as version 2.
 Keys this version does not know are kept in `extra` and written back, so a newer minor addition survives a round trip.
 """
 
@@ -42,10 +44,11 @@ from oallama.core.types import (
     Workload,
 )
 from oallama.core.units import format_bytes, format_seconds
+from oallama.device.spec import device_texts
 from oallama.plan.split import FRACTION_TOLERANCE, check_hot_experts, slice_counts
 
-VERSION = 2
-READABLE_VERSIONS = (1, 2)
+VERSION = 3
+READABLE_VERSIONS = (1, 2, 3)
 MAX_FILE_BYTES = 64 * 1024 * 1024
 MAX_SLOTS = 64  # of the ring that the split back end takes
 
@@ -99,7 +102,7 @@ class Plan:
 
     @property
     def version(self) -> int:
-        return VERSION
+        return VERSION if len(device_texts(self.device)) > 1 else 2
 
     @property
     def model(self) -> dict[str, str]:
@@ -171,6 +174,33 @@ class Plan:
         for operator, placement in self.pairs(operators):
             slice_counts(operator, placement)
             check_hot_experts(operator, placement)
+        if self.device_layers(operators, model.n_layer) and (
+            self.token_assignment or any(row.backend == "split" for row in self.operators)
+        ):
+            raise PlanError("a plan over several devices cannot split operators; plan again")
+
+    def device_layers(self, operators: Sequence[Operator], n_layer: int) -> tuple[int, ...]:
+        """How many layers each of several devices has, from the first that is on one; the output counts as one behind
+        the last. () for a plan on one device, which has all. operators: of the plan's model. Raises PlanError for
+        devices that do not ascend with the layers, which llama.cpp cannot do."""
+        counts = [0] * len(device_texts(self.device))
+        if (most := max((row.device for row in self.operators), default=0)) >= len(counts):
+            raise PlanError(f"the plan has operators on device {most}, counted from 0, but its device is {self.device}")
+        if len(counts) == 1:
+            return ()
+        device_of = {operator.layer_in(n_layer): row.device for operator, row in self.pairs(operators)}
+        device = 0
+        for layer in range(n_layer + 1 - self.n_gpu_layers, n_layer + 1):
+            before, device = device, device_of.get(layer, device)
+            if device < before:
+                raise PlanError(
+                    f"the plan has layer {layer} on device {device} behind layers on device {before}; "
+                    "devices must ascend with the layers"
+                )
+            counts[device] += 1
+        if any(row.device != device_of[operator.layer_in(n_layer)] for operator, row in self.pairs(operators)):
+            raise PlanError("the plan has one layer on two devices; plan again")
+        return tuple(counts)
 
     def to_json(self) -> dict[str, Any]:
         document = {**self.extra, **to_json(self)}

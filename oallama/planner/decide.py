@@ -38,12 +38,12 @@ PROMPT_STEP = 256
 """Tokens that a prompt is rounded up to: those of `oallama run` are estimated from its bytes."""
 
 
-def plan(problems: Problems, request: Request) -> Plan:
-    """The plan of a request. Raises as decide."""
+def plan(problems: Problems, request: Request, device: str = "") -> Plan:
+    """The plan of a request. device: its name in the plan; "": as the profile has it. Raises as decide."""
     decision = decide(problems.worth_planning(request), request)
     problem, rule = problems.of(decision.flash_attn), problems.rule
-    record = plan_record(decision, rule.model, problem.operators, problem.profile.device)
-    bound = physical_bound(problem, record.workload, record.memory)
+    record = plan_record(decision, rule.model, problem.operators, device or problem.profile.device)
+    bound = None if problem.devices else physical_bound(problem, record.workload, record.memory)  # it is of one device
     return replace(record, attention=rule.attention(decision.flash_attn), bound=bound)
 
 

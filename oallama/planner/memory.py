@@ -193,6 +193,13 @@ def memory_breakdown(
     return MemoryBreakdown(capacity, fill, limit, weights_gpu, weights_host, kv, compute, staging, spare, runtime)
 
 
+def summed(devices: tuple[MemoryBreakdown, ...], weights_host: int) -> MemoryBreakdown:
+    """The memory breakdown of several devices."""
+    names = ("capacity", "limit", "weights_gpu", "kv", "compute", "staging", "spare", "runtime")
+    sums = {name: sum(getattr(device, name) for device in devices) for name in names}
+    return MemoryBreakdown(fill=devices[0].fill, weights_host=weights_host, devices=devices, **sums)
+
+
 #
 # a vision projector beside a plan: whole on the device where there is room, else whole on the CPU
 #

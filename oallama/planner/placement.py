@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 from oallama.core.errors import UsageError
@@ -82,6 +84,8 @@ class Placement:
     residents: bool = True  # whether blocks live on the device where their neighbours are there
     n_ubatch: int | None = None  # tokens of a micro-batch that it is for; None: the workload's
     stock: StockOptions | None = None  # of stock llama.cpp's own configuration, which chooses the host's layouts
+    device_layers: tuple[int, ...] = ()  # of several devices, how many layers each has, from first_device_layer on; the
+    # output counts as one behind the last; (): there is one device
     notes: tuple[str, ...] = field(default=(), compare=False)  # how it was found, for whoever reads the plan
 
     @classmethod
@@ -111,6 +115,11 @@ class Placement:
     def cache_bytes(self) -> int:
         """Bytes of stock llama.cpp's expert cache on the device."""
         return self.stock.moe_cache_bytes if self.stock is not None else 0
+
+    def device_of(self, layer: int) -> int:
+        """The number of the device that has this layer; 0 where the host has it."""
+        ends = accumulate(self.device_layers, initial=self.first_device_layer)
+        return max(0, bisect_right(list(ends), layer) - 1) if self.device_layers else 0
 
     @property
     def streams(self) -> bool:
@@ -192,12 +201,14 @@ def n_gpu_layers(n_layer: int, placement: Placement) -> int:
 
 def placements(operators: Sequence[Operator], placement: Placement) -> tuple[OperatorPlacement, ...]:
     """Where each operator lies, in elements along the axis of its cut."""
-    rows = []
+    n_layer, rows = placement.first_device_layer + sum(placement.device_layers) - 1, []
     for operator, assignment in zip(operators, placement.assignments, strict=True):
         extent, cut = cut_extent(operator), assignment.cut
         if not assignment.is_split:
             cut = Cut(0, 0, extent) if assignment.is_device else Cut(extent, 0, 0)
-        rows.append(OperatorPlacement.of_cut(operator.name, cut[:3], assignment.layout, assignment.hot_experts))
+        row = OperatorPlacement.of_cut(operator.name, cut[:3], assignment.layout, assignment.hot_experts)
+        device = placement.device_of(operator.layer_in(n_layer))
+        rows.append(replace(row, device=device) if device else row)
     return tuple(rows)
 
 
@@ -230,6 +241,7 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> P
         n_layer + 1 - plan.n_gpu_layers,
         gg_bytes=slice_weights(operators, [0 if place.is_device else place.cut.gg for place in assignments]),
         hot_bytes=sum(map(hot_bytes, operators, rows)),
+        device_layers=plan.device_layers(operators, n_layer),
         staging_bytes=plan.memory.staging,
         streaming=plan.streaming,
         token_assignment=plan.token_assignment,

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from oallama.core.history import BlockRuns, SeenPasses
-from oallama.core.types import PLAIN_LAYOUT, Predicted, StockOptions, Workload
+from oallama.core.types import PLAIN_LAYOUT, Phase, Predicted, StockOptions, Workload
 from oallama.cost.expert_cache import MOST_TOKENS, beside_cache, cached_layers, through_cache
 from oallama.cost.passes import Pass, passes
+from oallama.cost.ranges import ranges_seconds
 from oallama.cost.rates import slice_rates
 from oallama.cost.slices import Pricing
 from oallama.cost.timeline import BlockTimes, cycle_seconds
@@ -16,7 +17,7 @@ from oallama.cost.whole import Costs, placement_seconds
 from oallama.plan.plan import Plan
 from oallama.planner.cutting import CutBlocks, n_g_at
 from oallama.planner.placement import Placement
-from oallama.planner.problem import Problem, costs_of, costs_over
+from oallama.planner.problem import Problem, costs_of, costs_over, device_costs
 from oallama.planner.slicer import slicer_of
 
 
@@ -30,6 +31,14 @@ def price(problem: Problem, workload: Workload, placement: Placement) -> Predict
         slicer = slicer_of(problem, workload, placement)
         plan = slicer.priced(*slicer.cuts_of(placement), placement.token_assignment)
         return plan.predicted(workload)
+    if placement.device_layers:
+        layouts = host_layouts(problem, workload, placement)
+
+        def over_devices(phase: Phase) -> float:
+            devices = device_costs(problem, passes(workload, phase), layouts)
+            return ranges_seconds(devices, placement.device_layers, placement.on_device, placement.first_device_layer)
+
+        return Predicted.with_drafts(over_devices("prefill"), over_devices("decode"), workload)
     costs_in = WholeCosts(problem, workload, placement)
 
     def seconds(phase: str) -> float:

@@ -16,9 +16,10 @@ from oallama.cost.experts import mean_gaps
 from oallama.cost.graph import Graph
 from oallama.cost.kernels import Kernels, index_non_matmul
 from oallama.cost.passes import Pass, passes
-from oallama.cost.rates import transfer_rates, weight_stream
+from oallama.cost.ranges import DeviceCosts
+from oallama.cost.rates import between_devices, transfer_rates, weight_stream
 from oallama.cost.whole import Costs, host_cache, non_matmul_with_offload, offloaded, operator_costs, takes_attention
-from oallama.planner.memory import DeviceMemory, memory_breakdown, runtime_bytes
+from oallama.planner.memory import DeviceMemory, memory_breakdown, runtime_bytes, summed
 from oallama.planner.placement import Placement, cpu, operators_on_cpu, whole_bytes
 
 SMALLEST_UBATCH = 64
@@ -28,13 +29,15 @@ SMALLEST_UBATCH = 64
 @dataclass(frozen=True, slots=True)
 class LoadBytes:
     """Bytes that a placement takes: weights, KV and compute buffers on the device, weights on the host, and the
-    device's free memory before the load."""
+    device's free memory before the load. devices: of several devices each one's, with no weights on the host; the
+    record itself is their sum."""
 
     weights_gpu: int
     weights_host: int
     kv: int
     compute: int
     device_free: int
+    devices: tuple[LoadBytes, ...] = ()
 
 
 NoAllocLoad = Callable[[Workload, Placement], LoadBytes]
@@ -42,7 +45,8 @@ NoAllocLoad = Callable[[Workload, Placement], LoadBytes]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One model on one device: what a decision is made from."""
+    """One model on one device: what a decision is made from. Of several devices, the model on the first, with
+    `no_alloc_load` of placements over all, and in `devices` the problem of each by itself."""
 
     operators: tuple[Operator, ...]
     graph: Graph
@@ -57,6 +61,7 @@ class Problem:
     step: DecodeStep = DecodeStep()  # of decode, by whose tokens experts are used  # noqa: RUF009 - frozen
     flash_attn: FlashAttention = "auto"  # the mode of the profile's attention; "auto": all of them
     allows: Callable[[Workload], bool] = lambda workload: True  # whether attention may have this micro-batch
+    devices: tuple[Problem, ...] = ()  # (): there is one
     kernels: Kernels = field(init=False, compare=False, repr=False)
     splittable: tuple[bool, ...] = field(init=False, compare=False, repr=False)  # of each operator
 
@@ -75,7 +80,7 @@ class Problem:
         step = DecodeStep(step.n_parallel, step.n_draft)
         if step == self.step or all(operator.op != "MUL_MAT_ID" for operator in self.operators):
             return self
-        return replace(self, step=step)
+        return replace(self, step=step, devices=tuple(device.of_step(step) for device in self.devices))
 
     def runtime_bytes(self, workload: Workload, n_instances: int = 1) -> int:
         """Bytes that so many instances of the device's back end take for themselves."""
@@ -115,6 +120,23 @@ def costs_over(
     )
 
 
+def device_costs(
+    problem: Problem, over: tuple[Pass, ...], layouts: Sequence[str] | None = None
+) -> tuple[DeviceCosts, ...]:
+    """Prices over these passes on each of several devices. What the host has is computed as beside the first, to which
+    alone llama.cpp streams it. layouts: as in costs_over."""
+    first, *others = (costs_over(device, over, layouts=layouts) for device in problem.devices)
+    found = [DeviceCosts(first, ())]
+    for number, costs in enumerate(others, start=1):
+        operators = tuple(
+            replace(host, t_gpu_s=own.t_gpu_s) for host, own in zip(first.operators, costs.operators, strict=True)
+        )
+        *before, here = (device.profile for device in problem.devices[: number + 1])
+        entered = tuple(between_devices(profile, here) for profile in before)
+        found.append(DeviceCosts(replace(costs, operators=operators, offloaded=()), entered))
+    return tuple(found)
+
+
 def with_layouts(problem: Problem, workload: Workload, placement: Placement) -> Placement:
     """`placement` with the host layouts that its plan names: always the one of a split operator's CC, as the split
     back end repacks nothing by itself. Where llama.cpp would choose another one by itself (pinned host memory instead
@@ -139,6 +161,17 @@ def measured(
     and their slices, which are the split backend's own. `spare` may be negative. capacity: bytes of the device; None:
     as that load found it."""
     taken = problem.no_alloc_load(workload, placement)
+    if placement.device_layers:
+        return summed(
+            tuple(
+                memory_breakdown(
+                    device.capacity(own), device.vram_fill, own.weights_gpu, 0, own.kv, own.compute,
+                    runtime=device.runtime_bytes(workload),
+                )
+                for device, own in zip(problem.devices, taken.devices, strict=True)
+            ),
+            taken.weights_host,
+        )  # fmt: skip
     return memory_breakdown(
         problem.capacity(taken) if capacity is None else capacity,
         problem.vram_fill,
@@ -180,7 +213,11 @@ def operators_on_host(problem: Problem, workload: Workload) -> Placement:
 
 def empty_memory(problem: Problem, workload: Workload) -> DeviceMemory:
     """Memory of the device before any operator is placed, with norms and KV of all layers there: by a no_alloc load."""
-    taken = problem.no_alloc_load(workload, operators_on_host(problem, workload))
+    return memory_before(problem, workload, problem.no_alloc_load(workload, operators_on_host(problem, workload)))
+
+
+def memory_before(problem: Problem, workload: Workload, taken: LoadBytes) -> DeviceMemory:
+    """Memory of the device before any operator is placed. taken: of operators_on_host."""
     return DeviceMemory(
         capacity=problem.capacity(taken),
         fill=problem.vram_fill,

@@ -43,7 +43,7 @@ _KEY_PARTS = ("cpu", "cpu_features", "ggml_cpu_build", "ggml_version", "n_thread
 def resolved(
     spec: DeviceSpec, n_threads: int | None, rates: Callable[[int], Host] | None = None
 ) -> tuple[DeviceSpec, int]:
-    """The spec with all that was left open, and the CPU's threads, which leave the device its core; any other device
+    """The spec with all that was left open, and the CPU's threads, which leave the devices their core; any other device
     as it is.
 
     rates: measures the CPU (tests). Raises UsageError for a core that is not there or not free, and for a file that
@@ -51,6 +51,9 @@ def resolved(
     """
     if spec.emulated is None:
         return spec, n_threads or default_threads()
+    if spec.others:
+        each = [resolved(one, n_threads, rates) for one in spec.each]
+        return replace(each[0][0], others=tuple(one for one, _ in each[1:])), min(threads for _, threads in each)
     cpus = sorted(allowed_cpus())
     own = cpus[-1] if spec.emulated.cpus is None else spec.emulated.cpus
     left = len(set(cpus) - {own})

@@ -8,11 +8,12 @@ from itertools import groupby
 from oallama.core.types import Operator, OperatorPlacement
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import is_ffn
+from oallama.device.spec import device_texts
 from oallama.plan.plan import Plan
 from oallama.plan.split import hot_bytes
 from oallama.report.operators import predicted_text, printable_sentence, step_text, weights_text
 from oallama.report.slices import percent_text, ring_text, tokens_text
-from oallama.report.text import PLAIN, Words, plural, policy_on, printable
+from oallama.report.text import PLAIN, Words, device_name, plural, policy_on, printable
 
 
 def weights_on_device(record: Plan, operators: Sequence[Operator]) -> tuple[int, int]:
@@ -46,7 +47,30 @@ def plan_sentences(record: Plan, operators: Sequence[Operator], words: Words = P
     times = (predicted_text(record.predicted),) if record.predicted else ()
     notes = (printable_sentence(note) for note in record.notes)
     step = filter(None, [step_text(record.workload.step, record.draft)])
-    return (place, *times, *step, *slice_sentences(record, operators, words), *notes)
+    return (
+        place, *device_sentences(record, operators), *times, *step, *slice_sentences(record, operators, words), *notes
+    )  # fmt: skip
+
+
+def device_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
+    """Of a plan on several devices, each one's layers, and how much of its memory is used."""
+    n_layer = max((operator.layer + 1 for operator in operators if operator.layer is not None), default=0)
+    begin, sentences = n_layer + 1 - record.n_gpu_layers, []
+    devices = zip(
+        device_texts(record.device), record.device_layers(operators, n_layer), record.memory.devices, strict=False
+    )
+    for device, n_layers, memory in devices:
+        begin, end = begin + n_layers, min(begin + n_layers, n_layer)
+        blocks = f"{layers_text(begin - n_layers, end)}" if end > begin - n_layers else ""
+        what = " and ".join(filter(None, [blocks, "the output" if begin > n_layer else ""]))
+        used = f"{format_bytes(memory.limit - memory.spare)} of {format_bytes(memory.limit)}"
+        sentences.append(f"{device_name(device)}: {what}, {used}")
+    return tuple(sentences)
+
+
+def layers_text(begin: int, end: int) -> str:
+    """Layers [begin, end) that follow one another."""
+    return f"layer {begin}" if end == begin + 1 else f"layers {begin}-{end - 1}"
 
 
 def slice_sentences(record: Plan, operators: Sequence[Operator], words: Words) -> tuple[str, ...]:
@@ -73,7 +97,7 @@ def _rates(placed: Sequence[tuple[Operator, OperatorPlacement]]) -> Iterator[str
     of_layer = [(layer, tuple(sorted(cuts))) for layer, cuts in sorted(by_layer.items())]
     for cuts, group in groupby(of_layer, key=lambda item: item[1]):
         layers = [layer for layer, _ in group]
-        name = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
+        name = layers_text(layers[0], layers[-1] + 1)
         texts = (plural(n_hot, "hot expert") if n_hot else percent_text(cut) for *cut, n_hot in cuts)
         yield f"{name} {' and '.join(texts)}"
     for operator, placement in placed:

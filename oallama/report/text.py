@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from oallama.core.types import ModelInfo, Shape
 from oallama.core.units import format_ranges
+from oallama.device.spec import device_texts
 
 # control, format (bidi overrides), surrogates, private and unassigned characters, line and paragraph separators
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -78,8 +79,8 @@ def plural(count: int, noun: str) -> str:
 
 
 def device_name(device: str) -> str:
-    """A device as requested, without the parameters of an emulated device."""
-    return printable(device.partition(",")[0])
+    """A device as requested, or several, without the parameters of emulated devices."""
+    return printable(" + ".join(one.partition(",")[0] for one in device_texts(device)))
 
 
 def policy_on(policy: str, device: str) -> str:

@@ -26,7 +26,7 @@ from oallama.device.load_params import (
     apply_draft_context,
     load_bridge,
 )
-from oallama.device.opening import device_pointer
+from oallama.device.opening import device_pointers
 from oallama.run.stock import Cap, StockPlacement, operator_bytes_on_device
 
 FIT_PARAMS = (
@@ -137,11 +137,12 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
     return {"placement": asdict(placement), "steps": [asdict(step) for step in steps]}
 
 
-def stock_params(settings: LoadSettings, device: str) -> tuple[Any, ModelParams]:
-    """llama_model_params as llama.cpp's own programs fill them, and what owns the memory that they point to."""
+def stock_params(settings: LoadSettings, devices: Sequence[str]) -> tuple[Any, ModelParams]:
+    """llama_model_params as llama.cpp's own programs fill them, and what owns the memory that they point to. devices:
+    ggml's names of them."""
     from llama_cpp import llama_cpp as api
 
-    owner = ModelParams(settings, device_pointer(device), load_bridge())
+    owner = ModelParams(settings, device_pointers(devices), load_bridge())
     params = api.llama_model_default_params()
     owner.apply(params)
     return params, owner
@@ -200,7 +201,7 @@ def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, 
 
     log_error = 4  # GGML_LOG_LEVEL_ERROR
     options = settings.stock or StockOptions()
-    model_params, _owner = stock_params(StockPlacement(-1, options=options).load(settings), device)
+    model_params, _owner = stock_params(StockPlacement(-1, options=options).load(settings), [device])
     context = context_params(settings)
     defaults = api.llama_context_default_params()
     if (defaults.n_seq_max, defaults.op_offload, defaults.offload_kqv, model_params.no_alloc) != (1, True, True, False):

@@ -17,7 +17,7 @@ from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_abort import exit_at_abort
 from oallama.device.native_log import native_log
-from oallama.device.opening import OpenDevice, device_pointer, open_now
+from oallama.device.opening import OpenDevice, device_pointers, open_now
 from oallama.model.gguf_file import check_unchanged
 from oallama.model.memory import BufferBytes, check_cache, load_refusal, memory_of, no_alloc_memory
 from oallama.plan.plan import Plan
@@ -104,6 +104,7 @@ def load_placed(
         n_threads=options.threads or default_threads(),
         stock=plan.stock,
         n_outputs=0 if _wants_all(arguments or {}) else plan.workload.n_outputs_max,
+        device_layers=plan.device_layers(operators, model.n_layer),
     )
     if not memory_known:
         check_host(settings, no_alloc_memory(settings), operators, host_memory_bytes())
@@ -153,7 +154,7 @@ def _load_llama(
     bridge = load_bridge()
     shows = contextlib.closing(LoadProgress(Path(model.path).name, model.file_bytes, show_progress))
     with native_log(hold_interrupt=False) as log, shows as shown:
-        placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
+        placement = ModelParams(settings, device_pointers(device.names), bridge, split.buft if split else 0)
         try:
             with held_interrupt(shown.cancel):
                 llama = PlacedLlama.load(settings, placement, shown.callback, arguments)

@@ -83,6 +83,7 @@ class NoAllocLoads:
             n_threads=self._n_threads(),
             attention=attention,
             stock=placement.stock,
+            device_layers=placement.device_layers,
         ).of(workload)
 
     def taken(self, workload: Workload, placement: Placement, attention: Attention) -> LoadBytes:
@@ -94,7 +95,12 @@ class NoAllocLoads:
             kv=result.on_device("context") - placement.cache_bytes,
             compute=result.on_device("compute"),
             device_free=result.device_free,
-        )
+            devices=tuple(
+                LoadBytes(result.on_device("model", name), 0, result.on_device("context", name),
+                          result.on_device("compute", name), free)
+                for name, free in result.free_of.items()
+            ),
+        )  # fmt: skip
 
     def sides(self, workload: Workload, placement: Placement, attention: Attention) -> tuple[int, int]:
         """Bytes of all that a placement keeps on the host, and on the device. Raises what no_alloc_memory raises."""

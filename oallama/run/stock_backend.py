@@ -1,11 +1,11 @@
-"""Back ends that a stock program loads for the device of a plan: the user's (--backend), and the emulated card's."""
+"""Back ends that a stock program loads for a plan's devices: the user's (--backend), and that of emulated cards."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-from oallama.device.emulated import parameters_of, use_parameters
+from oallama.device.emulated import all_parameters
 from oallama.device.spec import parse_device
 from oallama.device.user_backend import user_backend
 from oallama.plan.export import PARAMETERS_VARIABLE, Backend
@@ -20,8 +20,7 @@ def stock_backend(device: str, environment: Mapping[str, str] = os.environ) -> B
     spec, backend = parse_device(device), user_backend(environment)
     if not spec.is_emulated:
         return None if backend is None else Backend(backend)
-    emulated = resolved(spec, None)[0].emulated
-    assert emulated is not None
-    parameters = kept_parameters(parameters_of(emulated) + use_parameters(emulated))
+    cards = [one.emulated for one in resolved(spec, None)[0].each if one.emulated]
+    parameters = kept_parameters(all_parameters(cards))
     libraries = [*([backend] if backend else []), str(find_built("ggml-emulated"))]
     return Backend(":".join(libraries), {PARAMETERS_VARIABLE: parameters})

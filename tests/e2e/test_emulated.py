@@ -19,7 +19,7 @@ from processes import here
 
 from oallama.core.errors import DeviceError, DoesNotFit
 from oallama.core.units import MIB
-from oallama.device.opening import device_pointer, list_devices, open_device
+from oallama.device.opening import device_pointers, list_devices, open_device
 from oallama.placer import Given, Placer
 
 pytestmark = pytest.mark.timed
@@ -40,7 +40,7 @@ def test_stock_llama_cpp_computes_on_it_what_the_cpu_does(arch: str, models: Pat
     path = written(models, arch, weight_type="F16")
     with open_device(REAL) as device:
         for n_gpu_layers in (999, 1):
-            pointers = [device_pointer(device.name)]
+            pointers = device_pointers([device.name])
             with loaded(path, devices=pointers, n_gpu_layers=n_gpu_layers, use_extra_bufts=False) as context:
                 assert_stock(logits_of(context, TOKENS), path, TOKENS)
 

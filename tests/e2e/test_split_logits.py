@@ -26,7 +26,7 @@ import ggml_bridge
 from oallama.core.types import Operator
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
-from oallama.device.opening import device_pointer, open_device
+from oallama.device.opening import device_pointers, open_device
 
 api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
 
@@ -67,7 +67,7 @@ def test_all_gg_is_bit_identical_to_the_device(arch: str, weight_type: str, devi
     with with_plugin(path, device, ffn(1), **plain) as context:
         found = logits_of(context, TOKENS)
     names = forced(path, share=ffn(1), probe=False).given
-    devices = [] if device == "CPU" else [device_pointer(device)]
+    devices = [] if device == "CPU" else device_pointers([device])
     with loaded(path, load_bridge().buft(device), names, devices, **plain) as context:
         assert np.array_equal(found, logits_of(context, TOKENS))
 

@@ -121,8 +121,8 @@ F16 = {"flash_attn": "on", "type_k": "f16", "type_v": "f16"}
     [
         ("version", ..., "it.json is not a valid plan: "),
         ("version", "1", "it.json is not a valid plan: it must be an object with a whole number as version"),
-        ("version", 0, "it.json has plan version 0, but this oallama reads versions 1 to 2; "),
-        ("version", 3, "it.json has plan version 3, but this oallama reads versions 1 to 2; "),
+        ("version", 0, "it.json has plan version 0, but this oallama reads versions 1 to 3; "),
+        ("version", 4, "it.json has plan version 4, but this oallama reads versions 1 to 3; "),
         ("model/fingerprint", ..., "it.json: plan.model: fingerprint is missing"),
         ("model", [], "it.json: plan.model must be an object, not []"),
         ("device", ..., "it.json: plan: device is missing"),

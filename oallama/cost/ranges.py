@@ -1,0 +1,64 @@
+"""Predicted seconds of whole operators where several devices have a range of layers each. Pure.
+
+llama.cpp gives the layers from first_device_layer on to its devices in their order (`-ts`), so each has one range.
+Within it the price is that of one device (cost/whole.py); where a range ends, one activation is copied to the next
+device. The layers before are the host's. Of a large batch the first device computes what the host has plain, whichever
+device its layer is on: those inputs' second copies are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oallama.core.profile import LinearFit
+from oallama.cost.whole import Costs, transfer_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCosts:
+    """Prices on one of several devices. entered: a copy to it from each device before it."""
+
+    costs: Costs
+    entered: tuple[LinearFit, ...]
+
+
+def ranges_seconds(
+    devices: Sequence[DeviceCosts], device_layers: Sequence[int], on_device: Sequence[bool], first_device_layer: int
+) -> float:
+    """Predicted total seconds of all passes. device_layers: how many layers each device has, the output counted as one
+    behind the last; their sum is that of the layers from first_device_layer on. on_device: whether an operator is on
+    its layer's device."""
+    total, begin, last = 0.0, first_device_layer, None
+    graph = devices[0].costs.graph
+    for number, (device, n_layers) in enumerate(zip(devices, device_layers, strict=True)):
+        if not n_layers:
+            continue
+        end = begin + n_layers
+        total += range_seconds(device.costs, begin, end, on_device, from_host=last is None)
+        if last is not None:
+            total += entry_seconds(device, last, begin)
+        begin, last = end, number
+    if last is None:
+        total = range_seconds(devices[0].costs, begin, begin, on_device, from_host=True)
+    assert begin == graph.n_layer + 1, "every layer behind the first has a device"
+    return total
+
+
+def range_seconds(costs: Costs, begin: int, end: int, on_device: Sequence[bool], from_host: bool) -> float:
+    """Seconds of the layers [begin, end) of a device, and, from_host, of those before, which are the host's."""
+    window = (0 if from_host else begin, end)
+    first, last = costs.graph.operators_of(window)
+    n_run = costs.graph.n_run
+    n_device, n_all = (max(0, min(end, n_run) - min(start, n_run)) for start in (begin, window[0]))
+    seconds = sum(sides[here] for sides, here in zip(costs.sides_s[first:last], on_device[first:last], strict=True))
+    seconds += n_device * costs.non_matmul_device_s + (n_all - n_device) * costs.non_matmul_cpu_s
+    return seconds + transfer_seconds(costs, on_device, begin, window) if window[0] < window[1] else seconds
+
+
+def entry_seconds(device: DeviceCosts, last: int, layer: int) -> float:
+    """Seconds of copies of what the layer reads, from the device `last`, which has the one before."""
+    before, link = device.costs.graph.layers[layer].before, device.entered[last]
+    assert before is not None, "there is a layer before"
+    tokens = ((p.count, p.n_outputs if before.outputs_only else p.n_tokens) for p in device.costs.passes)
+    return sum(count * link.seconds(n * before.bytes_per_token) for count, n in tokens if n)

@@ -1,0 +1,57 @@
+"""A plan on several devices: the fastest by prediction of those on one of them and of that over all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from oallama.core.errors import DoesNotFit, UsageError
+from oallama.device.spec import parse_device
+from oallama.placer.plans import checked
+from oallama.plan.plan import Plan
+from oallama.planner.decide import AUTO, plan
+from oallama.planner.policies.ranges import ranges
+from oallama.planner.policies.registry import Request
+
+if TYPE_CHECKING:
+    from oallama.placer.placer import Placer
+
+
+def plan_over_devices(placer: Placer, request: Request, planned: Callable[[Placer], Plan]) -> Plan:
+    """The plan of a request. planned: makes the plan on one device. Raises UsageError for a policy that uses one
+    device, and as planning does."""
+    if request.policy is not None and not request.policy.is_given:
+        n = len(placer.members)
+        raise UsageError(f"policy {request.policy.name} uses one device, but --device names {n}; use policy {AUTO}")
+    if request.policy is not None:
+        return over_all(placer, request)
+    found = [planned(member) for member in placer.members]
+    try:
+        over = over_all(placer, replace(request, policy=ranges))
+        used = [one for one, n in zip(placer.device.each, _layers(placer, over), strict=False) if n]
+        if 1 < len(used) < len(placer.members):
+            over = over_all(placer.on_devices([str(one) for one in used]), replace(request, policy=ranges))
+        found += [over] if len(used) > 1 else []
+    except DoesNotFit:
+        pass  # together they have less room than one of them alone: each keeps buffers of its own
+    best = min(found, key=lambda one: one.predicted.total_s if one.predicted else float("inf"))
+    return replace(best, notes=(*best.notes, *_left_out(placer, best)))
+
+
+def over_all(placer: Placer, request: Request) -> Plan:
+    """The plan over all devices."""
+    problems = placer.problems  # measured before a process of loads is there
+    with placer.no_alloc_loads.together():
+        return checked(placer, plan(problems, request, str(placer.device)))
+
+
+def _layers(placer: Placer, plan: Plan) -> tuple[int, ...]:
+    return plan.device_layers(placer.operators, placer.model.n_layer) if plan.device != "none" else ()
+
+
+def _left_out(placer: Placer, best: Plan) -> list[str]:
+    used = best.device.split(",") if best.device == "none" else [str(one) for one in parse_device(best.device).each]
+    left = [str(one) for one in placer.device.each if str(one) not in used]
+    verb = "is" if len(left) == 1 else "are"
+    return [f"{' and '.join(left)} {verb} not used: with it no plan is predicted to be faster"] if left else []

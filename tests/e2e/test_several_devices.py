@@ -1,0 +1,99 @@
+"""Two emulated cards of different speed in one process: stock llama.cpp's numbers, and each card's memory as planned.
+
+no_alloc loads have processes of their own here: llama.cpp overlaps micro-batches over devices only where no split back
+end is registered, and that takes memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from e2e.described_card import slow_cpu_fast_card
+from e2e.forced import attention, written
+from e2e.logits import TOKENS, assert_stock, placed_logits
+from gguf_factory import write_llama_shape
+
+from oallama.core.types import Operator
+from oallama.core.units import MIB
+from oallama.placer import Given, Placer
+from oallama.plan.plan import Plan
+from oallama.profile.store import FOLDER_VARIABLE
+
+TWO = "emulated:rtx3060,vram=2GiB,scale=1,values=real,emulated:gtx1650,vram=1GiB,scale=1,values=real"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def opened(path: Path, **options: object) -> Placer:
+    placer = Placer.load(path, device=TWO, threads=1, n_ubatch=64, flash_attn="on", **options)
+    for member, link in zip(placer.members, (1e9, 4e8), strict=True):
+        member._profile = slow_cpu_fast_card(path, link)
+    return placer
+
+
+def held(buffers: Sequence[object]) -> dict[str, int]:
+    """Bytes of each device."""
+    found: dict[str, int] = {}
+    for buffer in buffers:
+        if not buffer.in_host_memory:
+            found[buffer.device] = found.get(buffer.device, 0) + buffer.model + buffer.context + buffer.compute
+    return found
+
+
+@pytest.mark.parametrize("arch", ["llama", "llama-tied", "qwen3moe"])
+@pytest.mark.parametrize(
+    "layers, whole",
+    [
+        ((2, 4), lambda operator: True),
+        ((5, 1), lambda operator: True),  # the output alone
+        ((3, 3), attention),
+        ((2, 2), lambda operator: operator.layer != 3),  # two layers on the host, and one within a range
+    ],
+)
+def test_forced_ranges_have_stocks_numbers(models: Path, arch: str, layers: tuple[int, int], whole: object) -> None:
+    placer = opened(written(models, arch, weight_type="F16", n_layer=5))
+    n_layer, n = placer.model.n_layer, sum(layers)
+
+    def there(operator: Operator) -> bool:
+        return operator.layer_in(n_layer) > n_layer - n and whole(operator) and operator.name != "token_embd.weight"
+
+    names = [operator.name for operator in placer.operators if there(operator)]
+    plan = placer.plan(Given(names, n, device_layers=layers), n_prompt=64, n_gen=8, n_ctx=256)
+    assert plan.device_layers(placer.operators, n_layer) == layers and plan.version == 3
+    with placer.llama(plan, logits_all=True, progress=False) as llama:
+        assert_stock(placed_logits(llama, TOKENS), placer.model.path, TOKENS)
+        assert_memory(plan, held(llama.buffers), placer.model.n_embd)
+
+
+def assert_memory(plan: Plan, found: dict[str, int], n_embd: int) -> None:
+    """Up to one activation of a micro-batch, which is far below 1 % of a model that is worth two cards. With every
+    layer on a device llama.cpp overlaps micro-batches, with four copies of what one device gets from another; it
+    counts those of one activation too many where it allocates nothing."""
+    assert len(found) == 2
+    activation = 4 * 64 * n_embd
+    overlaps = all(placement.gg == 1 for placement in plan.operators)
+    for number, memory in enumerate(plan.memory.devices):
+        planned = memory.weights_gpu + memory.kv + memory.compute
+        least = planned - (4 if overlaps else 1) * activation
+        assert min(least, 0.99 * planned) <= found[f"Emulated{number}"] <= max(planned + activation, 1.01 * planned)
+
+
+def test_a_planned_model_lies_on_both_cards_and_answers_as_stock_does(models: Path) -> None:
+    path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
+    placer = opened(path, vram=f"{14 * MIB},{16 * MIB}")
+    plan = placer.plan(n_prompt=64, n_gen=64, n_ctx=256)
+    assert plan.policy == "ranges" and plan.memory.fits and len(plan.memory.devices) == 2
+    assert all(device.weights_gpu > 0 for device in plan.memory.devices)
+    with placer.llama(plan, logits_all=True, progress=False) as llama:
+        assert_stock(placed_logits(llama, TOKENS), path, TOKENS)
+        assert_memory(plan, held(llama.buffers), placer.model.n_embd)
+    with placer.engine(Plan.from_json(json.loads(json.dumps(plan.to_json()))), once=True) as engine:
+        answer = engine.generate("one two", max_tokens=8, temperature=0)
+        assert answer.n_gen == 8 and engine.memory.warning == ""

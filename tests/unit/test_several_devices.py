@@ -1,0 +1,333 @@
+"""Several devices: their names, ranges of layers, plans over them as files and as command lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations_with_replacement, pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import (
+    CARD,
+    SMALL,
+    World,
+    bytes_of,
+    model_info,
+    placed,
+    some_plan,
+    weights_of,
+    worlds,
+)
+
+from oallama.core.errors import DoesNotFit, PlanError, UsageError
+from oallama.core.options import Options
+from oallama.core.types import Attention, MemoryBreakdown, Workload
+from oallama.cost.passes import passes
+from oallama.cost.ranges import ranges_seconds
+from oallama.cost.whole import placement_seconds
+from oallama.device.spec import device_for_plan, parse_device
+from oallama.placer import Placer
+from oallama.plan.export import stock_command
+from oallama.plan.plan import Plan
+from oallama.planner.attention import AttentionRule, Problems
+from oallama.planner.decide import plan
+from oallama.planner.placement import Placement, placed_by_plan, whole_bytes
+from oallama.planner.policies.ranges import on_each, ranges
+from oallama.planner.policies.registry import Request
+from oallama.planner.price import price
+from oallama.planner.problem import LoadBytes, Problem, costs_of, device_costs
+from oallama.planner.pure_plan import Memory, pure_problem
+from oallama.planner.ranges import best_ranges
+from oallama.report.plan import plan_sentences
+
+pytestmark = pytest.mark.usefixtures("small_cards")
+
+TWO = "emulated:rtx3060-12,vram=8589934592,emulated:gtx1650-4"
+
+#
+# names
+#
+
+
+@pytest.mark.parametrize(
+    "text, each",
+    [
+        ("CUDA0,CUDA1", ["CUDA0", "CUDA1"]),
+        ("Vulkan1, Vulkan0", ["Vulkan1", "Vulkan0"]),
+        ("emulated:rtx3060,vram=8GiB,emulated:gtx1650", ["emulated:rtx3060-12,vram=8589934592", "emulated:gtx1650-4"]),
+        ("emulated,emulated", ["emulated:rtx3060-12", "emulated:rtx3060-12"]),
+        ("emulated:rtx3060,scale=2/3,seed=1", ["emulated:rtx3060-12,scale=2/3,seed=1"]),
+        ("rpc-worker:1:0,2", ["rpc-worker:1:0,2"]),
+    ],
+)  # fmt: skip
+def test_a_part_without_an_equals_sign_begins_another_device(text: str, each: list[str]) -> None:
+    spec = parse_device(text)
+    assert [str(one) for one in spec.each] == each
+    assert parse_device(str(spec)) == spec
+    assert not any(one.others for one in spec.each)
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("CUDA0,cuda0", "names cuda0 twice"),
+        ("CUDA0,rpc://10.0.0.2:50052", "all be local GPUs, or all be emulated"),
+        ("CUDA0,emulated:rtx3060", "all be local GPUs"),
+        ("auto,CUDA0", "all be local GPUs"),
+        ("CUDA0,none", "all be local GPUs"),
+        ("emulated:rtx3060,vram", "all be local GPUs"),
+    ],
+)
+def test_what_several_devices_cannot_be_is_one_sentence(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        parse_device(text)
+
+
+@pytest.mark.parametrize(
+    "options, why",
+    [
+        ({"vram": "6GiB"}, "--vram gives one size, but --device names 2"),
+        ({"vram": "6GiB,4GiB,2GiB"}, "--vram gives 3 sizes, but --device names 2"),
+        ({"vram": "6GiB,4GiB", "gpu_weights": "50%"}, "--gpu-weights is of one device"),
+    ],
+)
+def test_options_of_one_device_are_refused_for_two(options: dict[str, str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        Placer(SMALL, weights_of(SMALL), [], Options.given(device="CUDA0,CUDA1", **options))
+
+
+def test_each_device_has_its_own_memory_and_the_first_ones_is_that_of_one_device() -> None:
+    assert Options.given(vram="10GiB,6GiB") == Options(vram=10 << 30, other_vram=(6 << 30,))
+    assert Options.given(vram="10GiB") == Options(vram=10 << 30)
+    placer = Placer(SMALL, weights_of(SMALL), [], Options.given(device="CUDA0,CUDA1", vram="10GiB,6GiB"))
+    assert [(str(one.device), one.options.vram) for one in placer.members] == [("CUDA0", 10 << 30), ("CUDA1", 6 << 30)]
+    with pytest.raises(UsageError, match="--vram gives 2 sizes, but --device names 1"):
+        Placer(SMALL, weights_of(SMALL), [], Options.given(device="CUDA0", vram="10GiB,6GiB"))
+
+
+def test_a_plan_that_leaves_devices_out_runs_on_its_own_and_one_of_more_is_refused() -> None:
+    assert device_for_plan("CUDA0,CUDA1", "CUDA1") == "CUDA1"
+    assert device_for_plan("Vulkan0,Vulkan1", "CUDA0,CUDA1") == "Vulkan0,Vulkan1"
+    assert device_for_plan(None, "CUDA0,CUDA1") == "CUDA0,CUDA1"
+    with pytest.raises(UsageError, match="uses 2 devices, but --device names 1"):
+        device_for_plan("CUDA0", "CUDA0,CUDA1")
+
+
+#
+# ranges
+#
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), n_layers=st.integers(1, 5), n_devices=st.integers(1, 3))
+def test_ranges_are_the_best_of_all_contiguous_ones(data: st.DataObject, n_layers: int, n_devices: int) -> None:
+    """Against every first layer and every place where one device's range may end. Whole numbers add up exactly."""
+    seconds_of = st.sampled_from([0.0, 1.0, 2.0, 3.0, 7.0, float("inf")])
+    host = [0.0, *data.draw(st.lists(st.sampled_from([1.0, 2.0, 5.0, 9.0]), min_size=n_layers, max_size=n_layers))]
+    spans = [(begin, end) for begin in range(n_layers) for end in range(begin + 1, n_layers + 1)]
+    table = {(device, *span): data.draw(seconds_of) for device, span in product(range(n_devices), spans)}
+    entries = {
+        (last, device, layer): data.draw(st.sampled_from([0.0, 1.0, 4.0]))
+        for device in range(n_devices) for last in range(device) for layer in range(1, n_layers)
+    }  # fmt: skip
+
+    def total(bounds: Sequence[int]) -> float:
+        found, last = sum(host[: bounds[0] + 1]), None
+        for device, (begin, end) in enumerate(pairwise(bounds)):
+            if begin < end:
+                found += table[device, begin, end] + (0.0 if last is None else entries[last, device, begin])
+                last = device
+        return found
+
+    def every() -> Iterator[tuple[int, ...]]:
+        yield (*(n_layers,) * n_devices, n_layers)
+        for bounds in combinations_with_replacement(range(n_layers + 1), n_devices):
+            yield (*bounds, n_layers)
+
+    found_s, first, layers = best_ranges(
+        n_layers, n_devices, lambda first: sum(host[: first + 1]),
+        lambda *span: table[span], lambda last, device, layer: entries[last, device, layer],
+    )  # fmt: skip
+    bounds = [first]
+    for n in layers:
+        bounds.append(bounds[-1] + n)
+    assert found_s == min(map(total, every())) == total(bounds)
+    assert bounds[-1] == n_layers
+
+
+@settings(deadline=None)
+@given(world=worlds(), data=st.data())
+def test_one_device_with_all_ranges_costs_what_one_device_costs(world: World, data: st.DataObject) -> None:
+    problem = problem_over([world])
+    first = data.draw(st.integers(0, world.model.n_layer))
+    sides = [layer >= first and data.draw(st.booleans()) for layer in problem.graph.operator_layer]
+    over = passes(world.workload, "mixed")
+    costs = costs_of(problem.devices[0], world.workload, "mixed")
+    of_ranges = ranges_seconds(device_costs(problem, over), (world.model.n_layer + 1 - first,), sides, first)
+    assert of_ranges == pytest.approx(placement_seconds(costs, sides, first))
+
+
+SLOW = replace(CARD, bytes_per_s=CARD.bytes_per_s / 4, flops_per_s=CARD.flops_per_s / 8)
+LONG = Workload(n_prompt=64, n_gen=200, n_ctx=512)
+DEEP = model_info(n_layer=12, n_embd=1024, n_ff=2048)
+
+
+def two(first: float, second: float, slow: object = SLOW, **facts: object) -> list[World]:
+    """A fast card and a slow one, with room for such shares of the weights."""
+    world = replace(World(model=DEEP, workload=LONG), **facts)
+    return [replace(world, share=first), replace(world, share=second, card=slow)]
+
+
+def problem_over(each: Sequence[World]) -> Problem:
+    """What a placement over all takes: on each device its operators, its layers' KV, and buffers of its own."""
+    problems = tuple(
+        pure_problem(one.header, one.profile, replace(one.options, gpu_weights=None),
+                     Memory(one.device_bytes, 0, one.taken), "on")
+        for one in each
+    )  # fmt: skip
+    first = each[0]
+
+    def taken(workload: Workload, placement: Placement) -> LoadBytes:
+        if not placement.device_layers:
+            return problems[0].no_alloc_load(workload, placement)
+        host = first.taken(workload, Attention("on"))
+        parts = [
+            LoadBytes(n_bytes, 0, host.kv * n_blocks // first.model.n_layer, host.compute, w.device_bytes)
+            for w, (n_blocks, n_bytes) in zip(each, on_each(problems[0], placement), strict=True)
+        ]
+        on_cards = whole_bytes(first.operators, placement.on_device)
+        return LoadBytes(on_cards, host.weights_host - on_cards, host.kv, host.compute, 0, tuple(parts))
+
+    return replace(problems[0], no_alloc_load=taken, devices=problems)
+
+
+def planned(each: Sequence[World], device: str = "CUDA0,CUDA1") -> Plan:
+    world, problem = each[0], problem_over(each)
+    problems = Problems(AttentionRule(world.model, world.options), world.profile, lambda _: problem)
+    return plan(problems, Request(world.workload, ranges), device)
+
+
+def test_two_cards_share_what_neither_holds_and_each_fits() -> None:
+    each = two(0.6, 0.5)
+    found = planned(each)
+    layers = found.device_layers(each[0].operators, DEEP.n_layer)
+    assert found.device == "CUDA0,CUDA1" and sum(layers) == DEEP.n_layer + 1 and layers[0] > layers[1] > 0
+    assert all(place.gg == 1 for place in found.operators)
+    assert len(found.memory.devices) == 2 and found.memory.fits
+    assert found.memory.spare == sum(one.spare for one in found.memory.devices)
+    alone = [world.plan("oato") for world in each]
+    assert found.predicted is not None
+    assert found.predicted.total_s < min(one.predicted.total_s for one in alone if one.predicted)
+
+
+def test_a_card_that_slows_gets_no_layer() -> None:
+    """The first holds everything."""
+    assert planned(two(1.2, 1.2)).device == "none", "fewer than two devices: the plan on one of them is another's"
+    slower_than_the_cpu = replace(SLOW, bytes_per_s=1e9, flops_per_s=1e9, flops_float_per_s=1e9)
+    assert planned(two(0.5, 1.0, slower_than_the_cpu)).device == "none"
+
+
+def test_layers_that_fit_neither_stay_on_the_host() -> None:
+    each = two(0.4, 0.2)
+    found = planned(each)
+    assert 0 < found.n_gpu_layers <= DEEP.n_layer + 1 and found.memory.fits
+    on_host = [o for o, place in zip(each[0].operators, found.operators, strict=True) if place.gg == 0]
+    assert 0.2 * bytes_of(each[0].operators) < bytes_of(on_host) < 0.6 * bytes_of(each[0].operators)
+
+
+def test_of_experts_each_card_has_attention_first() -> None:
+    model = model_info(n_layer=8, n_embd=512, n_ff=1024, n_expert=8, n_expert_used=2)
+    each = two(0.3, 0.2, model=model)
+    found = planned(each)
+    assert found.n_gpu_layers == model.n_layer + 1
+    sides = {(o.role, place.gg) for o, place in zip(each[0].operators, found.operators, strict=True)}
+    assert ("attn_q", 0.0) not in sides and {("ffn_up_exps", 0.0), ("ffn_up_exps", 1.0)} <= sides
+
+
+@settings(deadline=None, max_examples=30)
+@given(one=worlds(), another=worlds())
+def test_whatever_the_cards_each_fits_and_a_plan_is_priced_as_it_was_found(one: World, another: World) -> None:
+    """A plan that is read back has the same price."""
+    other = replace(one, card=another.card, share=another.share)
+    try:
+        found = planned([one, other])
+    except DoesNotFit:
+        return
+    assert found.memory.fits
+    if found.device == "none":
+        return
+    placement = placed_by_plan(one.model.n_layer, one.operators, Plan.from_json(found.to_json()))
+    again = price(problem_over([one, other]).of_step(one.workload.step), found.workload, placement)
+    assert found.predicted == again
+
+
+#
+# plans as files and as command lines
+#
+
+
+def a_plan(devices: Sequence[int] = (0, 0, 1, 1, 1), **changes: object) -> Plan:
+    """Four layers and the output, of which layer 2's up stays on the host."""
+    rows = [
+        replace(placed(o.name, gg=0.0 if o.name == "blk.2.ffn_up.weight" else 1.0), device=devices[o.layer_in(4)])
+        for o in weights_of(SMALL)
+    ]
+    usual = {"device": "CUDA0,CUDA1", "n_gpu_layers": 5, "policy": "ranges"}
+    return some_plan(rows, **{**usual, **changes})
+
+
+def test_only_plans_on_several_devices_are_version_3() -> None:
+    of_two, of_one = a_plan(), a_plan((0,) * 5, device="CUDA0")
+    assert of_two.to_json()["version"] == 3 and of_one.to_json()["version"] == 2
+    assert {row["device"] for row in of_two.to_json()["operators"] if "device" in row} == {1}
+    assert not any("device" in row for row in of_one.to_json()["operators"])
+    assert "devices" not in of_one.to_json()["memory"]
+    for each in (of_two, of_one):
+        assert Plan.from_json(json.loads(json.dumps(each.to_json()))) == each
+
+
+def test_the_layers_of_each_device_follow_from_its_operators() -> None:
+    operators = weights_of(SMALL)
+    assert a_plan().device_layers(operators, 4) == (2, 3)
+    assert a_plan(n_gpu_layers=4).device_layers(operators, 4) == (1, 3)
+    assert a_plan((0,) * 5, device="CUDA0").device_layers(operators, 4) == ()
+    assert placed_by_plan(4, operators, a_plan()).device_layers == (2, 3)
+
+
+def test_a_plan_that_llama_cpp_cannot_load_is_refused() -> None:
+    operators = weights_of(SMALL)
+    with pytest.raises(PlanError, match="device 2, counted from 0"):
+        a_plan((0, 0, 1, 2, 2)).check(SMALL, operators)
+    with pytest.raises(PlanError, match="layer 1 on device 0 behind layers on device 1"):
+        a_plan((1, 0, 1, 1, 1)).check(SMALL, operators)
+    mixed = a_plan()
+    rows = (replace(mixed.operators[0], device=1), *mixed.operators[1:])
+    with pytest.raises(PlanError, match="one layer on two devices"):
+        replace(mixed, operators=rows).check(SMALL, operators)
+    split = (replace(mixed.operators[0], gg=0.5, cc=0.5), *mixed.operators[1:])
+    with pytest.raises(PlanError, match="cannot split operators"):
+        replace(mixed, operators=split).check(SMALL, operators)
+
+
+def test_llama_cpp_is_told_the_devices_and_how_many_layers_each_has() -> None:
+    operators = weights_of(SMALL)
+    _, arguments = stock_command(a_plan(), operators, [o.name for o in operators])
+    told = " ".join(arguments)
+    assert "--device CUDA0,CUDA1 -ngl 5 -ts 2,3" in told and r"^blk\.2\.ffn_up\.weight$=CPU" in told
+    _, arguments = stock_command(a_plan(), operators, [o.name for o in operators], "llama-bench")
+    assert "--device CUDA0/CUDA1 -ngl 5 -ts 2/3" in " ".join(arguments)
+    _, arguments = stock_command(a_plan(device=TWO), operators, [o.name for o in operators])
+    assert "--device Emulated0,Emulated1" in " ".join(arguments)
+    _, arguments = stock_command(a_plan((0,) * 5, device="CUDA0"), operators, [o.name for o in operators])
+    assert "-ts" not in arguments
+
+
+def test_a_summary_says_what_each_device_has() -> None:
+    each = (MemoryBreakdown(100, 0.9, 90, 40, 0, 10, 10, 0, 30), MemoryBreakdown(50, 0.9, 45, 20, 0, 5, 10, 0, 10))
+    memory = MemoryBreakdown(150, 0.9, 135, 60, 7, 15, 20, 0, 40, devices=each)
+    sentences = plan_sentences(a_plan(memory=memory), weights_of(SMALL))
+    assert sentences[0].startswith("ranges on CUDA0 + CUDA1")
+    assert sentences[1:3] == ("CUDA0: layers 0-1, 60 B of 90 B", "CUDA1: layers 2-3 and the output, 35 B of 45 B")
