@@ -3,8 +3,9 @@
 Stock arms use options that a user of llama.cpp could find: `stock-fit` llama.cpp's own --fit, `stock-no-host` the
 same with --no-host, `stock-ngl` the best -ngl, `stock-ncmoe` the best -ncmoe, `stock-moe-cache` the best expert cache,
 `stock-best` the fastest of these and other options (planner/policies/stock.py). All keep to the same memory cap. The
-suffix `-ubN` sets a micro-batch of N tokens; `+draftN` plans and runs with N drafts a step by a draft model, `+mtpN`
-by the model's own last block, `+ngram` with drafts of repeated text.
+suffix `-ubN` sets a micro-batch of N tokens; `@N` is stock on one of several devices, counted from 0; `+draftN` plans
+and runs with N drafts a step by a draft model, `+mtpN` by the model's own last block, `+ngram` with drafts of repeated
+text.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from oallama.core.types import NGRAM, DecodeStep, Draft, Predicted, StockOptions
 from oallama.cost.passes import Pass, passes_at
 from oallama.placer import Placer
 from oallama.placer.drafter import Drafter, MtpBlock, beside_drafts
-from oallama.placer.stock import fit_sentence, promising_stock, stock_plan
+from oallama.placer.stock import fit_sentence, memory_cap, promising_stock, stock_plan
 from oallama.plan.plan import Plan
 from oallama.planner.decide import POLICY_NAMES, larger_ubatches
 from oallama.planner.policies.registry import Rules
@@ -42,6 +43,7 @@ NO_REPACK = (
 
 _DRAFTS = re.compile(r"(.+)\+(?:(draft|mtp)([1-9][0-9]?)|ngram)")
 _UBATCH = re.compile(r"(.+)-ub([1-9][0-9]{0,6})")
+_ALONE = re.compile(r"(.+)@([0-9]{1,2})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class ArmMaker:
         """
         if name in STOCK_ARMS:
             return self._stock(name)
+        if (alone := _ALONE.fullmatch(name)) is not None and alone[1] in STOCK_ARMS:
+            return self._alone(alone[1], int(alone[2]))
         if (drafts := _DRAFTS.fullmatch(name)) is not None:
             return self._with_drafts(name, drafts[1], drafts[2], int(drafts[3] or 0))
         larger = _UBATCH.fullmatch(name)
@@ -81,7 +85,7 @@ class ArmMaker:
         if name not in (*POLICY_NAMES, FIT):
             arms = ", ".join((*POLICY_NAMES, FIT, *STOCK_ARMS))
             raise UsageError(f"unknown arm {name!r}; choose from {arms}, or give a plan file (*.json)")
-        if name == "auto" and self.auto is not None and self.placer.has_device:
+        if name == "auto" and self.auto is not None and self.placer.has_device and not self.placer.members:
             return self.auto(self)
         return self.of_plan(name, self._plan(name))
 
@@ -170,11 +174,26 @@ class ArmMaker:
             raise UsageError(f"{name} needs a device; choose one with --device, e.g. emulated")
         if name == STOCK_FIT:
             return self._fit(name)
+        if self.placer.members:
+            raise UsageError(f"{name} uses one device: add its number among those of --device, e.g. {name}@0")
         if name == STOCK_NO_HOST:
             return self._fit(name, StockOptions(no_host=True))
         if name in (STOCK_NCMOE, STOCK_MOE_CACHE) and not self.placer.model.n_expert:
             raise UsageError(f"{name} needs a model with experts; use {STOCK_NGL}")
         return self._best(name)
+
+    def _alone(self, name: str, number: int) -> ArmSpec:
+        """The stock arm on one of several devices, counted from 0. Raises UsageError for another number."""
+        members = self.placer.members
+        if number >= len(members):
+            raise UsageError(
+                f"{name}@{number}: --device names {len(members)} devices; choose from 0 to {len(members) - 1}"
+            )
+        member = members[number]
+        setting = self.setting.changed(device=str(member.device.timed))
+        setting = replace(setting, cap=memory_cap(member, setting.load))
+        made = replace(self, placer=member, setting=setting, auto=None)._stock(name)
+        return replace(made, name=f"{name}@{number}")
 
     def _with_ubatch(self, name: str, n_ubatch: int) -> ArmSpec:
         n_batch = max(self.setting.load.n_batch, n_ubatch)  # llama.cpp takes the smaller of the two

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from oallama.bench.ab import Bench
-from oallama.bench.arms import STOCK_BEST, STOCK_CPU, ArmMaker
+from oallama.bench.arms import STOCK_BEST, STOCK_CPU, STOCK_FIT, ArmMaker
 from oallama.bench.records import BenchTest, Setting
 from oallama.core.errors import UsageError
 from oallama.core.options import STOCK_BATCH, STOCK_UBATCH
@@ -29,8 +29,10 @@ def bench_tests(
     return tests
 
 
-def default_arms(placer: Placer) -> tuple[str, str]:
-    """Stock llama.cpp at its strongest, and ours."""
+def default_arms(placer: Placer) -> tuple[str, ...]:
+    """Stock llama.cpp at its strongest, and ours; of several devices its --fit over all and over each alone."""
+    if placer.members:
+        return (STOCK_FIT, *(f"{STOCK_FIT}@{number}" for number in range(len(placer.members))), "auto")
     return (STOCK_BEST if placer.has_device and not placer.device.is_pair else STOCK_CPU, "auto")
 
 

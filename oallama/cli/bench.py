@@ -227,7 +227,8 @@ request_options = as_record(
 @option(
     "--arms", type=parsed(parse_names), metavar="A,B,…", group=Group.COMPARED, show_default="stock-best,auto",
     help="Policies, plans (*.json), stock-cpu, -ngl, -fit, -ncmoe.\f Ratios are to the first arm. The suffix -ubN "
-    "sets a micro-batch of N tokens. Without a device the default is stock-cpu,auto.",
+    "sets a micro-batch of N tokens, @N is stock on the N-th of several devices alone. Without a device the default is "
+    "stock-cpu,auto, of several stock-fit over all, over each, and auto.",
 )  # fmt: skip
 @test_options
 @option(
@@ -297,7 +298,6 @@ def command(
     check_result(results.output[1])
     tests = bench_tests(timed.n_prompt, timed.n_gen, timed.pairs, timed.n_depth)
     placer = Placer.of_file(model, options, profile)
-    placer.check_one_device("a comparison")
     note_unused(placer)
     setting = shared_setting(placer, tests, cpus or (), seed)
     auto = partial(tuned_arm, refresh=refresh_gate) if gate else None

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class LoadSettings:
     """Settings of one load of llama.cpp: model, context and placement. Hashable; counts are tokens.
 
-    host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, and SPLIT_LAYOUT for
-    those of the split backend (plan/patterns.py). split_text: those weights, for a load without their plan
+    host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, a device's name for
+    those that --fit puts there, SPLIT_LAYOUT for those of the split backend (plan/patterns.py). split_text: those
+    weights, for a load without their plan
     (plan/plugin_text.py). n_threads 0: one per physical core. no_repack: weights that no pattern is for stay plain, as
     --no-repack has it. n_outputs: tokens of a batch whose logits are wanted at once, for which llama.cpp reserves
     memory; 0: all. n_slots: requests at once. n_drafts: that the model's own last block (MTP) makes for each, in a
@@ -131,10 +132,14 @@ def _overrides(patterns: Sequence[tuple[str, str | None]], bridge: Bridge, split
     if not patterns:
         return None
     array = (BuftOverride * (len(patterns) + 1))()
+    devices = {device.name for device in bridge.devices(ask_servers=False)} - {CPU_DEVICE}
     for entry, (pattern, layout) in zip(array, patterns, strict=False):
         entry.pattern = pattern.encode()
         if layout == SPLIT_LAYOUT:
             entry.buft = split_buft or bridge.buft(CPU_DEVICE, PLAIN_LAYOUT)
+            continue
+        if layout in devices:
+            entry.buft = bridge.buft(layout)
             continue
         try:
             entry.buft = bridge.buft(CPU_DEVICE, layout or PLAIN_LAYOUT)

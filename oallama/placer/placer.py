@@ -290,7 +290,7 @@ class Placer(ModelOnDevice):
         workload, placement, attention = plan.workload, self.placed(plan), self.attention_for(plan)
         on_host, on_device = self.no_alloc_loads.sides(workload, placement, attention)
         self.no_alloc_loads.check_host(workload, placement, attention)
-        own = self.device.kind in ("auto", "ggml")
+        own = self.device.kind in ("auto", "ggml") and not self.members
         return LoadNeeds(
             on_device, on_host, self.no_alloc_loads.taken(workload, placement, attention).device_free if own else 0
         )
@@ -324,8 +324,11 @@ class Placer(ModelOnDevice):
         """The placer on the devices that the plan uses, of those that were asked for."""
         if not self.members or plan.device == "none":
             return self
-        used = [str(device) for device in parse_device(plan.device).each]
-        return self if len(used) == len(self.members) else self.on_devices(used)
+        used = parse_device(plan.device).each
+        if len(used) == len(self.members):
+            return self
+        own = {member.device.measured: str(member.device) for member in self.members}
+        return self.on_devices([own.get(device.measured, str(device)) for device in used])
 
     def on_devices(self, devices: Sequence[str]) -> Placer:
         """The placer on some of its devices (--device text), each with its own --vram; what is none of them has

@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.errors import UsageError
-from oallama.core.types import FlashAttention, StockOptions, Workload
+from oallama.core.types import FlashAttention, MemoryBreakdown, StockOptions, Workload
 from oallama.cost.passes import Pass
 from oallama.placer.model_on_device import ModelOnDevice
 from oallama.plan.plan import Plan
 from oallama.planner.decide import policy_named
-from oallama.planner.memory import memory_breakdown
+from oallama.planner.memory import memory_breakdown, summed
 from oallama.planner.placement import (
     Placement,
     VerifiedPlan,
@@ -21,7 +21,7 @@ from oallama.planner.placement import (
     unmeasured_record,
 )
 from oallama.planner.policies.registry import Policy, Request
-from oallama.planner.problem import Problem
+from oallama.planner.problem import LoadBytes, Problem
 from oallama.planner.verify import verify
 
 
@@ -78,12 +78,20 @@ def unmeasured_plan(
     if given is None:
         on.no_alloc_loads.check_host(workload, placement, attention)
         return replace(unmeasured_cpu_record(on.model, on.operators, workload, taken.weights_host), attention=attention)
-    capacity = taken.device_free if on.options.vram is None else on.options.vram
-    memory = memory_breakdown(
-        capacity, on.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
-    )
+    memory = unmeasured_memory(on, taken)
+    if taken.devices:
+        each = zip(on.members, taken.devices, strict=True)
+        memory = summed(tuple(unmeasured_memory(member, own) for member, own in each), taken.weights_host)
     plan = unmeasured_record(on.model, on.operators, workload, placement, memory, given.name, str(on.device))
     return replace(plan, attention=attention)
+
+
+def unmeasured_memory(on: ModelOnDevice, taken: LoadBytes) -> MemoryBreakdown:
+    """The memory breakdown of a load on one device."""
+    capacity = taken.device_free if on.options.vram is None else on.options.vram
+    return memory_breakdown(
+        capacity, on.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
+    )
 
 
 def checked(on: ModelOnDevice, plan: Plan) -> Plan:

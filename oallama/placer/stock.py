@@ -40,6 +40,8 @@ def fit_plan(on: ModelOnDevice, workload: Workload) -> Plan:
 def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
     """A sentence on --fit's choice and the number of attempts."""
     taken = f"-ngl {placement.n_gpu_layers}" if placement.n_gpu_layers >= 0 else "all layers"
+    if placement.device_layers:
+        taken += f" (-ts {','.join(map(str, placement.device_layers))})"
     if placement.overrides:
         taken += f" and {len(placement.overrides)} overrides"
     calls = f", found in {len(steps)} attempts under --gpu-weights" if len(steps) > 1 else ""
@@ -116,6 +118,11 @@ def memory_cap(on: ModelOnDevice, load: LoadSettings) -> Cap:
     Raises what a no_alloc load raises."""
     if not on.has_device:
         return Cap()
+    if on.members:
+        each = [
+            memory_cap(member, replace(load, device=str(member.device.timed))).device_bytes for member in on.members
+        ]
+        return Cap(sum(n or 0 for n in each), of_each=tuple(n or 0 for n in each))
     options = on.options
     capacity = options.vram
     if capacity is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from oallama.core.codec import from_json
 from oallama.core.errors import BridgeError, DeviceError, ModelFileError, UsageError
-from oallama.core.types import Operator, StockOptions
+from oallama.core.types import CPU_DEVICE, Operator, StockOptions
 from oallama.core.units import MIB
 from oallama.device.child import ask_child
 from oallama.device.load_params import (
@@ -128,12 +128,15 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
         if device.info is None:
             raise UsageError("stock-fit needs a device; choose one with --device")
         free = device.info.memory_free
+        cap = from_json(Cap, request["cap"], "the cap")
 
         def fit(offered: int) -> StockPlacement:
-            return _common_fit(library, settings, device.name, free - offered, log)
+            each = cap.of_each or (offered,)
+            margins = [info.memory_free - n_bytes for info, n_bytes in zip(device.infos, each, strict=True)]
+            return _common_fit(library, settings, device.names, margins, log)
 
         n_layer = model_info(read_gguf(settings.path)).n_layer
-        placement, steps = shrink_until_fits(fit, Cap(**request["cap"]), free, operators, n_layer)
+        placement, steps = shrink_until_fits(fit, cap, free, operators, n_layer)
     return {"placement": asdict(placement), "steps": [asdict(step) for step in steps]}
 
 
@@ -195,13 +198,15 @@ def _address(library: ctypes.CDLL) -> int | None:
     return ctypes.cast(library["llama_model_default_params"], ctypes.c_void_p).value
 
 
-def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, log: Any) -> StockPlacement:
+def _common_fit(
+    library: Any, settings: LoadSettings, devices: Sequence[str], margins: Sequence[int], log: Any
+) -> StockPlacement:
     """One call. The structs are llama_cpp's own ctypes; their layout is proven by their defaults coming back right."""
     from llama_cpp import llama_cpp as api
 
     log_error = 4  # GGML_LOG_LEVEL_ERROR
     options = settings.stock or StockOptions()
-    model_params, _owner = stock_params(StockPlacement(-1, options=options).load(settings), [device])
+    model_params, _owner = stock_params(StockPlacement(-1, options=options).load(settings), devices)
     context = context_params(settings)
     defaults = api.llama_context_default_params()
     if (defaults.n_seq_max, defaults.op_offload, defaults.offload_kqv, model_params.no_alloc) != (1, True, True, False):
@@ -213,7 +218,7 @@ def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, 
     n_overrides = api.llama_max_tensor_buft_overrides()
     overrides = (BuftOverride * (n_overrides + 1))()
     split = (ctypes.c_float * api.llama_max_devices())()
-    margins = (ctypes.c_size_t * api.llama_max_devices())(margin)
+    left_free = (ctypes.c_size_t * api.llama_max_devices())(*margins)
     function = library[FIT_PARAMS]
     function.restype = ctypes.c_int
     function.argtypes = [
@@ -221,24 +226,25 @@ def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, 
         ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int,
     ]  # fmt: skip
     status = function(
-        settings.path.encode(), ctypes.byref(model_params), ctypes.byref(context), split, overrides, margins,
+        settings.path.encode(), ctypes.byref(model_params), ctypes.byref(context), split, overrides, left_free,
         MIN_CTX, ctypes.byref(extra) if settings.n_drafts else None, log_error,
     )  # fmt: skip
     if status == 2:  # COMMON_PARAMS_FIT_STATUS_ERROR
         raise ModelFileError(f"llama.cpp's --fit cannot load {settings.path}: {log.reason() or 'no reason given'}")
     if status != 0:
         raise DeviceError(f"llama.cpp's --fit finds no placement for {settings.path}: {log.reason() or 'no reason'}")
-    found = []
+    found, names = [], {load_bridge().buft(name): name for name in devices}
     if model_params.tensor_buft_overrides:
         for entry in overrides:
             if not entry.pattern:
                 break
-            found.append((entry.pattern.decode(), "CPU"))  # with one device, what overflows goes to the host
+            found.append((entry.pattern.decode(), names.get(entry.buft, CPU_DEVICE)))
     return StockPlacement(
         n_gpu_layers=int(model_params.n_gpu_layers),
         overrides=tuple(found),
         options=options,
-        fit_target_mib=max(margin, 0) // MIB,
+        fit_target_mib=max(*margins, 0) // MIB,
+        device_layers=tuple(int(n) for n in split[: len(devices)]) if len(devices) > 1 and any(split) else (),
     )
 
 

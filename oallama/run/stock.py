@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from oallama.core.types import Operator, StockOptions
+from oallama.core.types import CPU_DEVICE, Operator, StockOptions
 from oallama.device.load_params import LoadSettings
 from oallama.model.gguf_types import LLAMA_MAX_LAYERS
 from oallama.plan.export import stock_flags
@@ -24,22 +24,26 @@ Side = Literal["device", "host", "split"]
 class Cap:
     """The memory cap of a load: bytes on the device in all, and bytes of operators' weights there.
 
-    None: no such cap. `device_bytes` comes from --vram and --vram-fill, `operator_bytes` from --gpu-weights.
+    None: no such cap. `device_bytes` comes from --vram and --vram-fill, `operator_bytes` from --gpu-weights. of_each:
+    of several devices the bytes on each, whose sum `device_bytes` is.
     """
 
     device_bytes: int | None = None
     operator_bytes: int | None = None
+    of_each: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StockPlacement:
-    """Options that place operators in stock llama.cpp. overrides: (regular expression, "CPU"), as -ot has them."""
+    """Options that place operators in stock llama.cpp. overrides: (regular expression, "CPU" or a device's name), as
+    -ot has them. device_layers: of several devices, how many layers each has (-ts); (): llama.cpp decides."""
 
     n_gpu_layers: int
     overrides: tuple[tuple[str, str], ...] = ()
     options: StockOptions = StockOptions()  # noqa: RUF009 - frozen; patterns of its n_cpu_moe are the first overrides
     fit_target_mib: int = 0  # what --fit was told to leave free
     n_ubatch: int = 0  # -ub, and -b where that would be less; 0: the load's
+    device_layers: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, n_layer: int, placement: Placement, n_ubatch: int = 0) -> StockPlacement:
@@ -54,15 +58,16 @@ class StockPlacement:
         """As words of a command line, overrides beside -ncmoe as their number."""
         n_others = len(self.overrides) - self.options.n_cpu_moe
         flags = stock_flags(self.n_gpu_layers, self.options, self.n_ubatch)
+        flags += f" -ts {','.join(map(str, self.device_layers))}" if self.device_layers else ""
         return f"{flags} and {n_others} overrides" if n_others else flags
 
     def load(self, settings: LoadSettings) -> LoadSettings:
         """The settings with these options."""
-        patterns = tuple((pattern, None) for pattern, _ in self.overrides)
+        patterns = tuple((pattern, None if where == CPU_DEVICE else where) for pattern, where in self.overrides)
         n_ubatch = self.n_ubatch or settings.n_ubatch
         return replace(
             settings, n_gpu_layers=self.n_gpu_layers, host_patterns=patterns, stock=self.options,
-            n_ubatch=n_ubatch, n_batch=max(settings.n_batch, n_ubatch),
+            n_ubatch=n_ubatch, n_batch=max(settings.n_batch, n_ubatch), device_layers=self.device_layers,
         )  # fmt: skip
 
 
@@ -79,7 +84,7 @@ def expert_overrides(n_layers: int) -> tuple[tuple[str, str], ...]:
 def expected_places(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> dict[str, Side]:
     """Operator -> where -ngl and -ot put it: the last layers on the device, the output being one behind the last,
     without the overrides. n_gpu_layers below 0: all. Raises re.error for a bad pattern."""
-    on_host = [re.compile(pattern) for pattern, _ in placement.overrides]
+    on_host = [re.compile(pattern) for pattern, where in placement.overrides if where == CPU_DEVICE]
     first = 0 if placement.n_gpu_layers < 0 else n_layer + 1 - placement.n_gpu_layers
 
     def place(operator: Operator) -> Side:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,12 @@ from e2e.forced import attention, written
 from e2e.logits import TOKENS, assert_stock, placed_logits
 from gguf_factory import write_llama_shape
 
+from oallama.bench.arms import ArmMaker
+from oallama.bench.prepare import default_arms, shared_setting
+from oallama.bench.process import ArmProcess
+from oallama.bench.records import BenchTest
+from oallama.bench.verify import problems
+from oallama.core.errors import UsageError
 from oallama.core.types import Operator
 from oallama.core.units import MIB
 from oallama.placer import Given, Placer
@@ -97,3 +104,26 @@ def test_a_planned_model_lies_on_both_cards_and_answers_as_stock_does(models: Pa
     with placer.engine(Plan.from_json(json.loads(json.dumps(plan.to_json()))), once=True) as engine:
         answer = engine.generate("one two", max_tokens=8, temperature=0)
         assert answer.n_gen == 8 and engine.memory.warning == ""
+
+
+def test_stocks_own_placement_is_a_rival_over_all_cards_and_on_each_alone(models: Path) -> None:
+    """--fit keeps to each card's memory, and what it says is what is loaded."""
+    path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
+    placer = opened(path, vram=f"{9 * MIB},{12 * MIB}")
+    tests = (BenchTest(64, 16, 0),)
+    maker = ArmMaker(placer, shared_setting(placer, tests), tests)
+    assert default_arms(placer) == ("stock-fit", "stock-fit@0", "stock-fit@1", "auto")
+    over, *alone = (maker.make(name) for name in default_arms(placer)[:3])  # the last is a plan
+    assert over.stock is not None and len(over.stock.device_layers) == 2 and min(over.stock.device_layers) > 0
+    assert [len(each.setting.load.device.split("emulated")) - 1 for each in (over, *alone)] == [2, 1, 1]
+    for arm in (over, *alone, maker.make("auto")):
+        with closing(ArmProcess(arm)) as process:
+            report = process.load([operator.name for operator in placer.operators])
+            assert not problems(arm, report, placer.operators, placer.model.n_layer)
+            assert 0.3 * arm.setting.cap.device_bytes < report.device_bytes <= arm.setting.cap.device_bytes
+            process.warm_up(tests)
+            assert process.measure(tests)[tests[0]].seconds > 0
+    with pytest.raises(UsageError, match="names 2 devices; choose from 0 to 1"):
+        maker.make("stock-fit@2")
+    with pytest.raises(UsageError, match="stock-best uses one device"):
+        maker.make("stock-best")

@@ -80,7 +80,7 @@ def test_several_devices_have_memory_of_their_own_and_are_registered_together(br
     device.register(f"{REAL}---\n{SECOND}")
     try:
         assert [bridge.device(name).memory_total for name in (NAME, "Emulated1")] == [268435456, 134217728]
-        with bridge.mul_mat("Emulated1", "device", "Q4_0", 1024, 1024, 1, 0, 4, 0, 1):
+        with bridge.mul_mat("Emulated1", None, "Q4_0", 1024, 1024, n_tokens=4, working_set_bytes=0):
             free = [bridge.device(name).memory_free for name in (NAME, "Emulated1")]
         assert free[0] == 268435456 and free[1] < 134217728
         device.register(REAL)
