@@ -29,9 +29,9 @@ class LoadedModel:
     """What measuring needs of a loaded model; it is never freed, as its process ends with it. Addresses are those of
     llama.h's structs.
 
-    device: ggml's name, "none" without one. params: the llama_context_params that the context was made with. buffers:
-    what it holds now, as the first decodes take some memory. device_share: operator -> share of its weight on the
-    device, of those that the split backend holds.
+    device: ggml's name, of several between commas, "none" without one. params: the llama_context_params that the
+    context was made with. buffers: what it holds now, as the first decodes take some memory. device_share: operator ->
+    share of its weight on the device, of those that the split backend holds.
     """
 
     device: str
@@ -80,7 +80,7 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
         device.close()
         raise
     return LoadedModel(
-        device=device.name,
+        device=device.label,
         context=context,
         model=model,
         params=params,

@@ -40,8 +40,9 @@ def load_report(loaded: LoadedModel, settings: LoadSettings, operators: Collecti
     shares = loaded.device_share
     places = {name: _place(*where) for name, where in graph.weights.items()}
     by_memory: dict[str, tuple[int, int, int]] = {}
+    several = "," in loaded.device
     for row in loaded.buffers():
-        name = row.buft if row.in_host_memory else "device"
+        name = row.buft if row.in_host_memory else f"device {row.device}" if several else "device"
         before = by_memory.get(name, (0, 0, 0))
         by_memory[name] = (before[0] + row.model, before[1] + row.context, before[2] + row.compute)
     params = loaded.params
@@ -147,15 +148,15 @@ def bench_facts(loaded: LoadedModel, device: str) -> dict[str, Any]:
     commit, number = llama_build()
     devices = {info.name: info for info in list_devices()}
     cpus = [info.description for info in devices.values() if info.type == "CPU"]
-    used = devices.get(loaded.device)
+    used = [devices[name] for name in loaded.device.split(",") if name in devices]
     spec = parse_device(device)
-    gpu = "" if used is None else (str(spec) if spec.is_worker else used.description)
+    gpu = str(spec) if used and spec.is_worker else ", ".join(info.description for info in used)
     return {
         "build_commit": commit,
         "build_number": number,
         "cpu_info": ", ".join(cpus),
         "gpu_info": gpu,
-        "backends": used.backend if used else "CPU",
+        "backends": used[0].backend if used else "CPU",
         "model_type": description.value.decode("utf-8", "replace"),
         "model_size": int(api.llama_model_size(loaded.model)),
         "model_n_params": int(api.llama_model_n_params(loaded.model)),

@@ -116,7 +116,7 @@ class LoadReport:
     buffers: bytes of weights, KV and compute in each kind of memory, for telling configurations apart.
     """
 
-    device: str  # ggml's name, "none" without one
+    device: str  # ggml's name, of several between commas, "none" without one
     device_bytes: int
     host_bytes: int
     places: Mapping[str, Side]

@@ -256,8 +256,13 @@ def _sentences(rows: Sequence[Row]) -> list[str]:
             steps = ", ".join(f"{step['value']} {1e3 * step['seconds']:.1f} ms" for step in row["search"])
             found.append(f"{_cell(row['arm'])}: searched {row['search'][0]['flag']}: {steps}.")
         found += [f"{_cell(row['arm'])}: {_cell(note)}." for note in row["notes"]]
-    if first["cap_device_bytes"] is not None:
-        found.append(f"Cap on the device: {first['cap_device_bytes'] / MIB:.1f} MiB for every arm.")
+    caps = {
+        row["arm"]: f"{row['cap_device_bytes'] / MIB:.1f} MiB" for row in rows if row["cap_device_bytes"] is not None
+    }
+    if len(set(caps.values())) == 1:
+        found.append(f"Cap on the device: {next(iter(caps.values()))} for every arm.")
+    elif caps:  # arms on one of several devices
+        found.append(f"Cap on the devices: {', '.join(f'{_cell(arm)} {cap}' for arm, cap in caps.items())}.")
     if first["cap_operator_bytes"] is not None:
         found.append(f"Cap on weights on the device: {first['cap_operator_bytes'] / MIB:.2f} MiB for every arm.")
     warnings = dict.fromkeys(warning for row in rows for warning in row["warnings"])

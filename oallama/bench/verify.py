@@ -39,6 +39,7 @@ def configuration(report: LoadReport) -> Hashable:
         tuple(sorted(report.buffers.items())),
         (report.n_ctx, report.n_batch, report.n_ubatch, report.n_threads),
         (report.type_k, report.type_v, report.flash_attn),
+        report.facts.get("gpu_info") if report.device_bytes else "",  # of several devices, which
     )
 
 

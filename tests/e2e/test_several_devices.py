@@ -21,7 +21,7 @@ from oallama.bench.arms import ArmMaker
 from oallama.bench.prepare import default_arms, shared_setting
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import BenchTest
-from oallama.bench.verify import problems
+from oallama.bench.verify import problems, same_as
 from oallama.core.errors import UsageError
 from oallama.core.types import Operator
 from oallama.core.units import MIB
@@ -116,6 +116,7 @@ def test_stocks_own_placement_is_a_rival_over_all_cards_and_on_each_alone(models
     over, *alone = (maker.make(name) for name in default_arms(placer)[:3])  # the last is a plan
     assert over.stock is not None and len(over.stock.device_layers) == 2 and min(over.stock.device_layers) > 0
     assert [len(each.setting.load.device.split("emulated")) - 1 for each in (over, *alone)] == [2, 1, 1]
+    reports = {}
     for arm in (over, *alone, maker.make("auto")):
         with closing(ArmProcess(arm)) as process:
             report = process.load([operator.name for operator in placer.operators])
@@ -123,6 +124,9 @@ def test_stocks_own_placement_is_a_rival_over_all_cards_and_on_each_alone(models
             assert 0.3 * arm.setting.cap.device_bytes < report.device_bytes <= arm.setting.cap.device_bytes
             process.warm_up(tests)
             assert process.measure(tests)[tests[0]].seconds > 0
+        reports[arm.name] = report
+    assert reports["stock-fit"].device == "Emulated0,Emulated1" and not same_as(list(reports.items()))
+    assert {"device Emulated0", "device Emulated1"} <= reports["stock-fit"].buffers.keys()
     with pytest.raises(UsageError, match="names 2 devices; choose from 0 to 1"):
         maker.make("stock-fit@2")
     with pytest.raises(UsageError, match="stock-best uses one device"):

@@ -369,8 +369,12 @@ def test_an_arm_that_did_not_do_what_it_says_is_noticed(spec, read_back, problem
 
 
 def test_arms_that_are_the_same_are_found_whatever_they_are_called():
-    a, b = report(*LAST_LAYER), report(*LAST_LAYER, n_gpu_layers=7, facts={})
-    assert same_as([("stock-ngl", a), ("auto", b), ("stock-cpu", report())]) == {"auto": "stock-ngl"}
+    a = report(*LAST_LAYER)
+    b = replace(a, n_gpu_layers=7, facts={"gpu_info": a.facts.get("gpu_info")})
+    other = replace(a, facts={"gpu_info": "another of several cards"})
+    assert same_as([("stock-ngl", a), ("auto", b), ("stock-fit@1", other), ("stock-cpu", report())]) == {
+        "auto": "stock-ngl"
+    }
     for change in (
         {"flash_attn": False}, {"n_threads": 2}, {"n_ubatch": 64}, {"type_k": "q8_0"}, {"buffers": {"CPU": (1, 2, 3)}},
         {"layouts": dict.fromkeys(NAMES, "CPU")}, {"device_share": {"output.weight": 0.5}},
