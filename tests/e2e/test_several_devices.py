@@ -106,6 +106,19 @@ def test_a_planned_model_lies_on_both_cards_and_answers_as_stock_does(models: Pa
         assert answer.n_gen == 8 and engine.memory.warning == ""
 
 
+def test_a_card_that_would_slow_the_others_is_left_out_and_said(models: Path) -> None:
+    """Splits beside the CPU on the first card are faster than whole layers on both. The plan runs on its card alone."""
+    path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
+    placer = opened(path, vram=f"{12 * MIB},{9 * MIB}")
+    plan = placer.plan(n_prompt=64, n_gen=64, n_ctx=256)
+    first, second = (str(member.device) for member in placer.members)
+    assert plan.device == first and plan.version == 2
+    assert f"{second} is not used: with it no plan is predicted to be faster" in plan.notes
+    with placer.llama(plan, logits_all=True, progress=False) as llama:
+        assert llama.device == "Emulated0"
+        assert_stock(placed_logits(llama, TOKENS), path, TOKENS)
+
+
 def test_stocks_own_placement_is_a_rival_over_all_cards_and_on_each_alone(models: Path) -> None:
     """--fit keeps to each card's memory, and what it says is what is loaded."""
     path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
