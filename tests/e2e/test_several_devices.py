@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from oallama.bench.process import ArmProcess
 from oallama.bench.records import BenchTest
 from oallama.bench.verify import problems, same_as
 from oallama.core.errors import UsageError
-from oallama.core.types import Operator
+from oallama.core.types import Operator, Workload
 from oallama.core.units import MIB
 from oallama.placer import Given, Placer
 from oallama.plan.plan import Plan
@@ -43,6 +44,11 @@ def opened(path: Path, **options: object) -> Placer:
     for member, link in zip(placer.members, (1e9, 4e8), strict=True):
         member._profile = slow_cpu_fast_card(path, link)
     return placer
+
+
+def all_logits(placer: Placer, n_gen: int) -> Workload:
+    """Of 64 tokens, with room for the logits of each."""
+    return replace(placer.workload(64, n_gen, 256), n_outputs=0)
 
 
 def held(buffers: Sequence[object]) -> dict[str, int]:
@@ -72,7 +78,7 @@ def test_forced_ranges_have_stocks_numbers(models: Path, arch: str, layers: tupl
         return operator.layer_in(n_layer) > n_layer - n and whole(operator) and operator.name != "token_embd.weight"
 
     names = [operator.name for operator in placer.operators if there(operator)]
-    plan = placer.plan(Given(names, n, device_layers=layers), n_prompt=64, n_gen=8, n_ctx=256)
+    plan = placer.plan(Given(names, n, device_layers=layers), workload=all_logits(placer, 8))
     assert plan.device_layers(placer.operators, n_layer) == layers and plan.version == 3
     with placer.llama(plan, logits_all=True, progress=False) as llama:
         assert_stock(placed_logits(llama, TOKENS), placer.model.path, TOKENS)
@@ -95,7 +101,7 @@ def assert_memory(plan: Plan, found: dict[str, int], n_embd: int) -> None:
 def test_a_planned_model_lies_on_both_cards_and_answers_as_stock_does(models: Path) -> None:
     path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
     placer = opened(path, vram=f"{14 * MIB},{16 * MIB}")
-    plan = placer.plan(n_prompt=64, n_gen=64, n_ctx=256)
+    plan = placer.plan(workload=all_logits(placer, 64))
     assert plan.policy == "ranges" and plan.memory.fits and len(plan.memory.devices) == 2
     assert all(device.weights_gpu > 0 for device in plan.memory.devices)
     with placer.llama(plan, logits_all=True, progress=False) as llama:
