@@ -96,7 +96,7 @@ def test_logits_are_reserved_of_each_slots_drafts_and_one_more(step: DecodeStep,
 def overridden(path: Path, patterns: tuple[tuple[str, str | None], ...]) -> dict[str, str]:
     """Tensor name -> buffer type, as llama.cpp's own pattern matching decided while loading."""
     bridge = load_bridge()
-    placement = ModelParams(LoadSettings(str(path), host_patterns=patterns), 0, bridge)
+    placement = ModelParams(LoadSettings(str(path), host_patterns=patterns), (), bridge)
     params = api.llama_model_default_params()
     placement.apply(params)
     params.no_alloc, params.load_mode = True, api.LLAMA_LOAD_MODE_NONE
