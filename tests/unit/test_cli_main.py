@@ -110,7 +110,7 @@ def test_an_interrupt_stays_one_whatever_is_made_of_it(failing):
         ("plan a.gguf --policy magic", "'magic' is not one of"),
         ("profile a.gguf --tokens 1,x", "'1,x' is not a list of token counts"),
         ("affinity-report a.gguf --phase both", "'both' is not one of"),
-        ("affinity-report a.gguf --json --format csv", "--json cannot be combined with --format csv"),
+        ("affinity-report a.gguf --json --format html", "--json cannot be combined with --format html"),
         ("run a.gguf hi --seed -2", "'-2' is not a seed"),
         ("run a.gguf hi -ctk q7", "'q7' is not one of"),
         ("run a.gguf hi --plan p.json --fill full", "--plan cannot be combined with"),
