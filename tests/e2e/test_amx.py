@@ -153,7 +153,7 @@ def test_a_stock_program_is_told_to_leave_weights_plain(run: Any, deepseek: Path
 
 
 @needs_programs
-@pytest.mark.parametrize("arch", ["deepseek2", "lfm2"])
+@pytest.mark.parametrize("arch", ["deepseek2", pytest.param("lfm2", marks=pytest.mark.thorough)])
 def test_it_is_served(amx: dict[str, str], arch: str, models: Path, tmp_path: Path) -> None:
     """So are models whose layers have a state, for several requests at once: inputs have three dimensions then."""
     log = tmp_path / "log"
