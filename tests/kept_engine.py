@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ggml_bridge.rpc import RpcServer
-from oallama.core.types import ModelInfo, Operator
 from oallama.device.rpc_worker import start_worker
 from oallama.device.spec import DeviceSpec
 from oallama.plan.export import PLAN_VARIABLE
-from oallama.plan.plan import Plan
 from oallama.run.address import Address
 from oallama.run.engine import Engine
-from oallama.run.held import LoadNeeds
 from oallama.run.process import Launch
 
 Key = tuple[Any, ...]
@@ -70,32 +68,23 @@ def kept() -> Iterator[None]:
             pass
 
     class Kept(Engine):
-        def __init__(
-            self,
-            model: ModelInfo,
-            plan: Plan,
-            operators: Sequence[Operator],
-            launch: Callable[[Address, Path], Launch],
-            needs: LoadNeeds,
-            warnings: Sequence[str] = (),
-            on_expert_counts: Any = None,
-            chats: bool = True,
-            keeper: Any = None,
-        ) -> None:
-            self.is_kept = on_expert_counts is None
-            given = (model, plan, operators, launch, needs, warnings, on_expert_counts, chats, keeper)
-            key = key_of(launch)
+        def __init__(self, *given: Any, **named: Any) -> None:
+            bound = signature(Engine).bind(*given, **named)
+            bound.apply_defaults()
+            asked = bound.arguments
+            self.is_kept = asked["on_expert_counts"] is None
+            key = key_of(asked["launch"])
             there = engines.get(key)
             if there is not None and not there._child.process.has_ended:
                 self.__dict__.update(there.__dict__)
-                self.plan, self.warnings, self._is_closed = plan, tuple(warnings), False
-                self.memory = self._adopt(needs, self._at_load)
-                keeper.close()
+                self.plan, self.warnings, self._is_closed = asked["plan"], tuple(asked["warnings"]), False
+                self.memory = self._adopt(asked["needs"], self._at_load)
+                asked["keeper"].close()
                 return
             endpoint = endpoint_of(key)
             for other in [other for other in engines if endpoint is not None and endpoint_of(other) == endpoint]:
                 Engine.close(engines.pop(other))
-            super().__init__(*given)
+            super().__init__(*given, **named)
             if self.is_kept:
                 engines[key] = self
 

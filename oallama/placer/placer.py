@@ -266,17 +266,13 @@ class Placer(ModelOnDevice):
         of a micro-batch; None where the plan leaves the device no room for that. Raises as a no_alloc load."""
         if not plan.workload.n_outputs:
             return plan
-        workload, placement, attention = (
-            replace(plan.workload, n_outputs=0),
-            self.placed(plan),
-            self.attention_for(plan),
-        )
+        workload = replace(plan.workload, n_outputs=0)
         if plan.device == "none":
             return replace(plan, workload=workload)
-        (_, less), (_, more) = (
-            self.no_alloc_loads.sides(each, placement, attention) for each in (plan.workload, workload)
-        )
-        n_bytes, memory = more - less, plan.memory
+        placement, attention = self.placed(plan), self.attention_for(plan)
+        _, before = self.no_alloc_loads.sides(plan.workload, placement, attention)
+        _, after = self.no_alloc_loads.sides(workload, placement, attention)
+        n_bytes, memory = after - before, plan.memory
         if n_bytes > max(0, memory.spare):
             return None
         memory = replace(memory, compute=memory.compute + n_bytes, spare=memory.spare - n_bytes)

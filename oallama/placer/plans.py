@@ -78,10 +78,11 @@ def unmeasured_plan(
     if given is None:
         on.no_alloc_loads.check_host(workload, placement, attention)
         return replace(unmeasured_cpu_record(on.model, on.operators, workload, taken.weights_host), attention=attention)
-    memory = unmeasured_memory(on, taken)
     if taken.devices:
         each = zip(on.members, taken.devices, strict=True)
         memory = summed(tuple(unmeasured_memory(member, own) for member, own in each), taken.weights_host)
+    else:
+        memory = unmeasured_memory(on, taken)
     plan = unmeasured_record(on.model, on.operators, workload, placement, memory, given.name, str(on.device))
     return replace(plan, attention=attention)
 

@@ -51,7 +51,7 @@ def _layers(placer: Placer, plan: Plan) -> tuple[int, ...]:
 
 
 def _left_out(placer: Placer, best: Plan) -> list[str]:
-    used = best.device.split(",") if best.device == "none" else [str(one) for one in parse_device(best.device).each]
+    used = {str(one) for one in parse_device(best.device).each}
     left = [str(one) for one in placer.device.each if str(one) not in used]
     verb, them = ("is", "it") if len(left) == 1 else ("are", "them")
     return [f"{' and '.join(left)} {verb} not used: with {them} no plan is predicted to be faster"] if left else []
