@@ -182,8 +182,8 @@ test_options = as_record(
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What only llama-server has. draft_model: of arms with drafts; accepted: rates by which drafts are accepted; None:
-    those of the model. n_parallel: requests at once."""
+    """Drafts and parallel requests, which only llama-server has. draft_model: for arms with drafts. accepted: rates by
+    position with which drafts are accepted at random; None: as the model says. n_parallel: requests at once."""
 
     draft_model: str | None
     accepted: tuple[float, ...] | None

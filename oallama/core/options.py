@@ -35,9 +35,8 @@ class Options:
     free memory. other_vram: of each device behind the first; (): their free memory. vram_fill: share of it that may be
     used. gpu_weights: largest share of the operators' weight bytes on the device. threads: CPU threads; None: one per
     physical core. n_ctx, n_batch, n_ubatch: tokens; n_ctx 0: what the model was trained on. type_k, type_v: of the KV
-    cache. flash_attn "auto": whichever is predicted to
-    be faster. late_first_word: whether a plan may win whose first word comes more than 1.25 times as late as with
-    llama.cpp's own placement.
+    cache. flash_attn "auto": whichever is predicted to be faster. late_first_word: whether a plan may win whose first
+    word comes more than 1.25 times as late as with llama.cpp's own placement.
 
     Raises UsageError for an invalid value, and for a V cache type that needs flash attention while that is off.
     """

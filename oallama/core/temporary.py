@@ -40,7 +40,7 @@ def temporary_folder(prefix: str, parent: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _lock(folder: Path, wait: bool = True) -> Iterator[bool]:
-    """Whether it is locked: not where another has it, or it is no folder."""
+    """Yield whether the folder is locked. False: another process holds the lock, or it is not a folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

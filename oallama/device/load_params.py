@@ -84,7 +84,7 @@ class ModelParams:
         self.use_extra_bufts = chooses_layouts(settings.host_patterns) and not settings.no_repack
 
     def devices(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Of the devices of these names those that llama.cpp is told of."""
+        """Return the names of those devices that llama.cpp is given."""
         return names if self._is_told else ()
 
     def apply(self, params: Any) -> None:

@@ -38,7 +38,7 @@ class OpenDevice:
 
     @property
     def infos(self) -> tuple[DeviceInfo, ...]:
-        """Of all devices; none without one."""
+        """Return all devices; empty without one."""
         return () if self.info is None else (self.info, *self.others)
 
     @property

@@ -5,8 +5,8 @@ So a placement is one range for each device, and a pass takes the sum of what ea
 device follows another. The least sum is found from the last layer backwards: the seconds of the layers from one on
 depend only on that layer and on the device before it.
 
-Within a range the host may keep a layer's FFN, or all of its weights: what it keeps of which layer is a choice with
-seconds and bytes, taken by falling seconds saved for each byte.
+Within a range a layer's weights go to the device in two steps: all but the FFN, then the FFN. The steps that save most
+seconds for each byte are taken first, until the device is full; the host keeps the rest.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def plan_sentences(record: Plan, operators: Sequence[Operator], words: Words = P
 
 
 def device_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
-    """Of a plan on several devices, each one's layers, and how much of its memory is used."""
+    """Say which layers each of several devices has, and how much of its memory is used."""
     n_layer = max((operator.layer + 1 for operator in operators if operator.layer is not None), default=0)
     begin, sentences = n_layer + 1 - record.n_gpu_layers, []
     devices = zip(

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from oallama.core.errors import UsageError
 
 DEFAULT_TOKENS = 128
-"""Most tokens of a continued text of which nobody said how long it is to be; as many are planned for of an answer that
-the model ends."""
+"""Limit of a continued text where no length is given. An answer that the model ends is planned with this length."""
 
 WITHOUT_END = -1  # max_tokens: until the model ends or the context is full
 

@@ -135,8 +135,8 @@ def install_native(tree: Path, root: Path) -> None:
 
 
 def install_entry_points(tree: Path, root: Path) -> None:
-    """What an installation says of the checkout's packages: their entry points. Without them there is no
-    `bench --matrix` and no policy of contrib/."""
+    """Write the metadata that names the entry points of oallama and contrib/. `bench --matrix` and contrib's policies
+    are found by them."""
     project = read_toml(root / "pyproject.toml")["project"]
     to = tree / "site" / f"oallama-{project['version']}.dist-info"
     to.mkdir(parents=True, exist_ok=True)

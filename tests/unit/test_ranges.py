@@ -270,7 +270,7 @@ def test_whatever_the_cards_each_fits_and_a_plan_is_priced_as_it_was_found(one: 
 
 
 def a_plan(devices: Sequence[int] = (0, 0, 1, 1, 1), **changes: object) -> Plan:
-    """Four layers and the output, of which layer 2's up stays on the host."""
+    """Four layers and the output are on devices, but ffn_up of layer 2 is on the host."""
     rows = [
         replace(placed(o.name, gg=0.0 if o.name == "blk.2.ffn_up.weight" else 1.0), device=devices[o.layer_in(4)])
         for o in weights_of(SMALL)

@@ -1,4 +1,4 @@
-"""Seconds of one sliced block's tasks, and of a block of experts some of which are on the device."""
+"""Seconds of the tasks of a split block, and of a block with hot experts."""
 
 from __future__ import annotations
 

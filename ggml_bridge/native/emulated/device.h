@@ -106,7 +106,7 @@ struct Devices {
 // NULL before they are registered for the first time.
 std::unique_ptr<Devices> & the_emulated();
 
-// What ggml knows as devices; the first as many as there are emulated ones are in its registry.
+// The devices as ggml sees them. Its registry has one for each emulated device, from the first on.
 extern std::array<ggml_backend_device, most_devices> the_devices;
 
 inline size_t number_of(ggml_backend_dev_t dev) {

@@ -77,7 +77,7 @@ typedef struct emulated_stats {
     int64_t n_allocations; // of device or pinned memory, ever
 } emulated_stats;
 
-// Of all devices together, since the last reset, but for what is held.
+// Sums over all devices since the last reset; device_bytes and pinned_bytes are held now.
 int emulated_get_stats(emulated_stats * stats);
 int emulated_reset_stats(void);
 

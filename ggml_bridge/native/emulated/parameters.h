@@ -48,8 +48,8 @@ struct Parameters {
     const Line & copy(bool out, bool pinned) const { return copies[2 * (out ? 1U : 0U) + (pinned ? 0U : 1U)]; }
 };
 
-// Of one device or of several, between which a line is `---`. Throws oallama::Error naming the line that is wrong, and
-// for devices of one name or of different cores.
+// Reads the parameters of one or more devices, separated by lines `---`. Throws oallama::Error naming a line that is
+// wrong, and where two devices have the same name or different cores.
 std::vector<Parameters> parse_parameters(const std::string & text);
 
 } // namespace emulated

@@ -462,7 +462,7 @@ void SplitBackend::note_device(Phase & phase, int64_t waited_ns) const {
                                                 : phase.device_s + (took - phase.device_s) / n_remembered;
 }
 
-// What both sides took for a token, behind the launch, by the rows of the host.
+// Notes how long both sides took for a token after the launch, by the number of rows that the host computed.
 void SplitBackend::note_both(Phase & phase, int64_t ns) const {
     if (!exchange_ || phase.routings.size() != 1 || batches_.front().n_tokens != 1) {
         return;

@@ -59,7 +59,7 @@ def best_over(problem: Problem, asked: Request) -> VerifiedPlan:
 
 
 def _bytes_left(memory: DeviceMemory, n_blocks: int) -> int:
-    """For operators, beside norms and KV of so many blocks."""
+    """Return the bytes left for operators beside the norms and KV of n_blocks layers."""
     return memory.operator_budget(memory.n_layer - n_blocks)
 
 
