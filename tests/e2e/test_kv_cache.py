@@ -46,9 +46,8 @@ def logits(engine: Engine, prompt: Sequence[int], reuse: bool) -> Logits:
 
 @pytest.mark.parametrize(
     "arch",
-    ["gemma3", "lfm2",
-     *(pytest.param(x, marks=pytest.mark.thorough)
-       for x in ("llama", "mamba2", "qwen3moe", "deepseek2", "gemma2", "gpt-oss"))],
+    ["llama", "gemma3", "lfm2",
+     *(pytest.param(x, marks=pytest.mark.thorough) for x in ("mamba2", "qwen3moe", "deepseek2", "gemma2", "gpt-oss"))],
 )  # fmt: skip
 def test_what_the_cache_holds_is_not_evaluated_again_and_changes_no_answer(arch: str, models: Path) -> None:
     with opened(written(models, arch, n_ctx=1024)) as engine:

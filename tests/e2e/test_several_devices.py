@@ -1,13 +1,11 @@
 """Two emulated cards of different speed in one process: stock llama.cpp's numbers, and each card's memory as planned.
 
-no_alloc loads have processes of their own here: llama.cpp overlaps micro-batches over devices only where no split back
-end is registered, and that takes memory.
+no_alloc loads have processes of their own, and so have loads whose memory is compared with them: several_devices_cases.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +14,11 @@ import pytest
 from e2e.described_card import slow_cpu_fast_card
 from e2e.forced import attention, written
 from e2e.logits import TOKENS, assert_stock, placed_logits
+from e2e.several_devices_cases import OPTIONS
 from gguf_factory import write_llama_shape
+from processes import ROOT
 
+from ggml_bridge.child import run_in_child
 from oallama.bench.arms import ArmMaker
 from oallama.bench.prepare import default_arms, shared_setting
 from oallama.bench.process import ArmProcess
@@ -30,8 +31,6 @@ from oallama.placer import Given, Placer
 from oallama.plan.plan import Plan
 from oallama.profile.store import FOLDER_VARIABLE
 
-TWO = "emulated:rtx3060,vram=2GiB,scale=1,values=real,emulated:gtx1650,vram=1GiB,scale=1,values=real"
-
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -40,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(path: Path, **options: object) -> Placer:
-    placer = Placer.load(path, device=TWO, threads=1, n_ubatch=64, flash_attn="on", **options)
+    placer = Placer.load(path, **OPTIONS, **options)
     for member, link in zip(placer.members, (1e9, 4e8), strict=True):
         member._profile = slow_cpu_fast_card(path, link)
     return placer
@@ -51,13 +50,10 @@ def all_logits(placer: Placer, n_gen: int) -> Workload:
     return replace(placer.workload(64, n_gen, 256), n_outputs=0)
 
 
-def held(buffers: Sequence[object]) -> dict[str, int]:
-    """Bytes of each device."""
-    found: dict[str, int] = {}
-    for buffer in buffers:
-        if not buffer.in_host_memory:
-            found[buffer.device] = found.get(buffer.device, 0) + buffer.model + buffer.context + buffer.compute
-    return found
+def loaded(plan: Plan, path: Path) -> dict[str, int]:
+    """Bytes of each device under a plan, with which a process of its own has stock llama.cpp's logits."""
+    asked = {"path": str(path), "plan": plan.to_json()}
+    return run_in_child("e2e.several_devices_cases", asked, env={"PYTHONPATH": str(ROOT / "tests")}, timeout_s=300.0)
 
 
 @pytest.mark.parametrize("arch", ["llama", "llama-tied", "qwen3moe"])
@@ -80,9 +76,7 @@ def test_forced_ranges_have_stocks_numbers(models: Path, arch: str, layers: tupl
     names = [operator.name for operator in placer.operators if there(operator)]
     plan = placer.plan(Given(names, n, device_layers=layers), workload=all_logits(placer, 8))
     assert plan.device_layers(placer.operators, n_layer) == layers and plan.version == 3
-    with placer.llama(plan, logits_all=True, progress=False) as llama:
-        assert_stock(placed_logits(llama, TOKENS), placer.model.path, TOKENS)
-        assert_memory(plan, held(llama.buffers), placer.model.n_embd)
+    assert_memory(plan, loaded(plan, placer.model.path), placer.model.n_embd)
 
 
 def assert_memory(plan: Plan, found: dict[str, int], n_embd: int) -> None:
@@ -104,9 +98,7 @@ def test_a_planned_model_lies_on_both_cards_and_answers_as_stock_does(models: Pa
     plan = placer.plan(workload=all_logits(placer, 64))
     assert plan.policy == "ranges" and plan.memory.fits and len(plan.memory.devices) == 2
     assert all(device.weights_gpu > 0 for device in plan.memory.devices)
-    with placer.llama(plan, logits_all=True, progress=False) as llama:
-        assert_stock(placed_logits(llama, TOKENS), path, TOKENS)
-        assert_memory(plan, held(llama.buffers), placer.model.n_embd)
+    assert_memory(plan, loaded(plan, path), placer.model.n_embd)
     with placer.engine(Plan.from_json(json.loads(json.dumps(plan.to_json()))), once=True) as engine:
         answer = engine.generate("one two", max_tokens=8, temperature=0)
         assert answer.n_gen == 8 and engine.memory.warning == ""
