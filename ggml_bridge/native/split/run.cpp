@@ -179,13 +179,24 @@ void SplitBackend::forget_copies() {
 // Asks for streamed weights until the next small copy is due, unless the batch has another size than the one that
 // streamed last: decode may stream nothing, and needs no weights of a prompt. Then for experts that take other's
 // places.
-void SplitBackend::ask_ahead() {
+void SplitBackend::ask_ahead(Time until) {
     if (device_side_->streams() && n_tokens_ == streamed_) {
-        device_side_->stream().prefetch(slot_, n_tokens_, small_copies_.due());
+        device_side_->stream().prefetch(slot_, n_tokens_, until);
     }
     if (exchange_) {
-        exchange_->go_on(small_copies_.due());
+        exchange_->go_on(until);
     }
+}
+
+// When the next small copy is due after a launch. What of the experts is missed differs from token to token, and with
+// it the host's time, before which nothing is sent: by the mean of the last times a token that misses few would wait
+// for weights.
+Time SplitBackend::due(const Phase & phase) const {
+    const int64_t n_rows = n_host_rows(phase);
+    if (phase.routings.empty() || (n_rows > 0 && phase.row_s == 0.0)) {
+        return small_copies_.due();
+    }
+    return Clock::now() + to_duration(static_cast<double>(n_rows) * phase.row_s);
 }
 
 // The device has been given what it computes between two phases: until it has done that, nothing is sent to it.
@@ -197,7 +208,7 @@ void SplitBackend::device_computes() {
     small_copies_.forget(); // the first time: it has gone on for longer, until llama.cpp had sent the result
     last_phase_->pacing.feeds_device = true;
     small_copies_.copied(&last_phase_->pacing.fed);
-    ask_ahead();
+    ask_ahead(small_copies_.due());
 }
 
 //
@@ -308,7 +319,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
                 }
             }
             if (device_side_->streams()) {
-                ask_ahead();
+                ask_ahead(small_copies_.due());
                 took[0] += watch.lap(stats().launch_ns);
             }
             if (status == GGML_STATUS_SUCCESS && !program.resident) {
@@ -373,7 +384,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     if (!fetch_blocks()) {
         fetch(phase, graph);
     }
-    ask_ahead();
+    ask_ahead(due(phase));
     if (goes_on) {
         device_side_->await_mark();
     }
@@ -418,13 +429,18 @@ int64_t power_below(int64_t n) {
 
 } // namespace
 
-// Notes the seconds that a routed row took the host.
-void SplitBackend::note_rows(Phase & phase, int64_t host_ns) {
+// Routed rows of this batch that the host computes.
+int64_t SplitBackend::n_host_rows(const Phase & phase) const {
     int64_t n_rows = 0;
     for (size_t i = 0; i < phase.routings.size(); i++) {
         n_rows += batches_[i].n_host_rows();
     }
-    if (n_rows > 0) {
+    return n_rows;
+}
+
+// Notes the seconds that a routed row took the host.
+void SplitBackend::note_rows(Phase & phase, int64_t host_ns) {
+    if (const int64_t n_rows = n_host_rows(phase); n_rows > 0) {
         const double row_s = 1e-9 * static_cast<double>(host_ns) / static_cast<double>(n_rows);
         phase.row_s        = phase.row_s == 0.0 ? row_s : phase.row_s + (row_s - phase.row_s) / n_remembered;
         if (n_tokens_ > 1) {
@@ -512,7 +528,7 @@ void SplitBackend::lift(Program & program, Phase & phase) {
             small_copies_.copied(&phase.pacing.lifted);
         }
         start(program, phase.lift_begin, phase.device_end);
-        ask_ahead();
+        ask_ahead(small_copies_.due());
     } catch (...) {
         device_side_->synchronize();
         throw;

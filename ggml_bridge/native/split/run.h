@@ -54,7 +54,9 @@ class SplitBackend {
     double      row_seconds(const Phase & phase) const;
     void        note_device(Phase & phase, int64_t waited_ns) const;
     void        note_both(Phase & phase, int64_t ns) const;
-    void        ask_ahead();
+    int64_t     n_host_rows(const Phase & phase) const;
+    Time        due(const Phase & phase) const;
+    void        ask_ahead(Time until);
 
     // copies
     void    fetch_packed(const Phase & phase, size_t number, const RoutedLaunch & launch);
