@@ -20,6 +20,8 @@ ARCHITECTURES = frozenset(
 """Architectures whose MTP block llama.cpp can run (b11549, src/models). Of other architectures it loads the block
 without running it."""
 
+NO_BLOCK = "no block that predicts further tokens (MTP)"
+
 _OWN = {"nextn.shared_head_head": "output", "nextn.shared_head_norm": "output_norm"}
 
 
@@ -33,12 +35,12 @@ def n_mtp_blocks(gguf: GgufFile) -> int:
 
 
 def mtp_model(gguf: GgufFile) -> GgufFile:
-    """The first such block as a model. Raises UsageError for a model without one."""
-    if not n_mtp_blocks(gguf):
-        raise UsageError(
-            f"{gguf.path} has no block that predicts further tokens (MTP); leave --spec mtp out, or use a draft model "
-            "(-md)"
-        )
+    """That block as a model. Raises UsageError for a model without one, and for one with several: llama.cpp aborts on
+    some of these (qwen35), and runs one after the other in the rest."""
+    n_blocks = n_mtp_blocks(gguf)
+    if n_blocks != 1:
+        found = f"{n_blocks} blocks that predict further tokens (MTP); one is supported" if n_blocks else NO_BLOCK
+        raise UsageError(f"{gguf.path} has {found}; leave --spec mtp out, or use a draft model (-md)")
     n_layer = number(gguf, "block_count")
     layer = n_layer - number(gguf, "nextn_predict_layers")
     block = f"blk.{layer}."

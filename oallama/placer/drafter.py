@@ -14,7 +14,7 @@ from oallama.core.units import format_bytes
 from oallama.model.gguf_file import GgufArray
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
-from oallama.model.mtp import mtp_model, n_mtp_blocks
+from oallama.model.mtp import mtp_model
 from oallama.model.operators import operators
 from oallama.planner.memory import vram_beside
 from oallama.planner.placement import Placement, placed_as_named
@@ -143,19 +143,18 @@ class MtpBlock:
     """A model's own last block (MTP), whole: on the device where the plan has a layer there, and with the output where
     that is. Its memory is part of every load of the model for such a step (run/no_alloc_loads.py)."""
 
-    name, identity = "the model's last block (MTP)", "draft-mtp"
+    name, identity, most_drafts = "the model's last block (MTP)", "draft-mtp", len(PUBLISHED)
     flags: tuple[str, ...] = ("--spec", "mtp")
 
     def __init__(self, placer: Placer) -> None:
-        """Raises ModelFileError, and UsageError for a model without such a block."""
+        """Raises ModelFileError, and UsageError for a model without such a block, or with several."""
         gguf = read_gguf(placer.model.path)
-        block, n_blocks = mtp_model(gguf), n_mtp_blocks(gguf)
+        block = mtp_model(gguf)
         model = replace(model_info(block), file_bytes=sum(tensor.n_bytes for tensor in block.tensors))
         options = Options(device=str(placer.device), threads=placer.threads, n_ctx=placer.options.n_ctx)
         names = [tensor.name for tensor in block.tensors]
         self.placer = type(placer)(model, operators(block), names, options)
-        self.most_drafts = len(PUBLISHED) if n_blocks == 1 else min(n_blocks, len(PUBLISHED))
-        self._of, self._n_blocks = placer, n_blocks
+        self._of = placer
         self._problem = cache(lambda flash_attn: self.placer.problem(flash_attn))
 
     @cached_property
@@ -189,10 +188,10 @@ class MtpBlock:
 
         batch = min(workload.n_prompt, workload.largest_batch)
         prompt_s = seconds(max(1, batch // step.n_parallel), False) * workload.n_prompt / batch
-        checked_s = self._n_blocks * seconds(n_draft + 1, False)
+        checked_s = seconds(n_draft + 1, False)
         return replace(
             step, n_draft=n_draft, accepted=sum(accepted), draft_s=n_draft * seconds(1, True) + checked_s,
-            draft_prompt_s=self._n_blocks * prompt_s, mtp=True,
+            draft_prompt_s=prompt_s, mtp=True,
         )  # fmt: skip
 
     def _output_s(self, problem: Problem, workload: Workload, placement: Placement) -> float:

@@ -96,9 +96,12 @@ def test_a_models_own_block_is_on_the_device_first(tmp_path: Path) -> None:
     assert four[0] - one[0] > 3 * 3 * 65536, "each slot has a state of its own, and two snapshots of it"
 
 
-def test_a_model_without_such_a_block_is_refused() -> None:
+def test_a_model_without_such_a_block_or_with_several_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no block that predicts further tokens \(MTP\)"):
         Placer.load(STORIES, device="none").plan("cpu", mtp=True)
+    two = write_gguf(tmp_path / "two.gguf", "qwen35", n_layer=4, metadata={"qwen35.nextn_predict_layers": 2})
+    with pytest.raises(UsageError, match=r"2 blocks that predict further tokens \(MTP\); one is supported; leave"):
+        Placer.load(two, device="none").plan("cpu", mtp=True)
     with pytest.raises(UsageError, match="--spec mtp needs no draft model"):
         StepOptions("mtp", str(STORIES))
 
