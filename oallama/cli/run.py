@@ -105,7 +105,8 @@ def command(
     drawn = {"stop": answers.sampling.stop, **asdict(sampling)}
     with loaded(placer, plan, asked, answers, chats=planned.prompt.chats, once=True) as engine:
         if as_json:
-            document = run_document(planned.prompt.generate(engine, n_gen, **drawn), engine) | {"seed": sampling.seed}
+            document = run_document(planned.prompt.generate(engine, n_gen, **drawn), engine, plan)
+            document["seed"] = sampling.seed
             emit_json(document | ({"emulated": True} if placer.device.is_emulated else {}))
         else:
             answer = write_stream(planned.prompt.stream(engine, n_gen, told_progress, write_thought, **drawn))
@@ -167,8 +168,8 @@ def write_stream(stream: Stream) -> Generation:
     return stream.rest()
 
 
-def run_document(generation: Generation, engine: Engine) -> dict[str, Any]:
-    """`oallama run --json`."""
+def run_document(generation: Generation, engine: Engine, plan: Plan) -> dict[str, Any]:
+    """`oallama run --json`. plan: as it was made or measured; the engine's names the device as llama-server does."""
     return {
         "text": generation.text,
         "tokens": list(generation.tokens),
@@ -181,7 +182,7 @@ def run_document(generation: Generation, engine: Engine) -> dict[str, Any]:
         "policy": engine.plan.policy,
         "device": engine.device,
         "memory": {"device_bytes": engine.memory.device_bytes, "host_bytes": engine.memory.host_bytes},
-        "plan_fingerprint": engine.plan.fingerprint,
+        "plan_fingerprint": plan.fingerprint,
         "attention": None if engine.attention is None else asdict(engine.attention),
         "split": split_document(engine),
     }
@@ -246,5 +247,6 @@ def statistics(
     from oallama.report.text import policy_on
 
     parts = measured_texts(generation.n_prompt, generation.ttft_s, generation.tpot_s, expected)
-    where = where_text(engine.plan, operators)
-    return " · ".join([*parts, policy_on(engine.plan.policy, engine.device), where])
+    if engine.device == "none":
+        return " · ".join([*parts, "CPU"])
+    return " · ".join([*parts, policy_on(engine.plan.policy, engine.device), where_text(engine.plan, operators)])

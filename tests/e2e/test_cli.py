@@ -16,6 +16,7 @@ from e2e.described_card import profile_file, slow_cpu_worker
 from gguf_factory import write_llama_shape
 from processes import COMMAND, ROOT, here
 
+from oallama.plan.plan import Plan
 from oallama.stores.default_model import FILE
 
 pytestmark = pytest.mark.usefixtures("no_alloc_loader", "kept_engines")
@@ -246,6 +247,7 @@ def test_run_generates_on_the_worker_what_the_plan_says(plan_file):
     }
     assert (made["policy"], made["n_gen"]) == ("layers", len(made["tokens"]))
     assert re.fullmatch(r"RPC\d+", made["device"]) and made["memory"]["device_bytes"] > 0
+    assert made["plan_fingerprint"] == Plan.load(plan_file).fingerprint, "not of the plan as llama-server gets it"
     assert here(*arguments).stdout == made["text"] + "\n"
 
 
