@@ -52,46 +52,19 @@ def ratio_of(series: Series, index: int, value: Value) -> Ratio | None:
 def _row(result: BenchResult, series: Series, index: int) -> Row:
     arm, test = result.arms[index], series.test
     samples = series.samples(index)
-    row = _setting_fields(arm) | {
+    return _setting_fields(arm) | {
         "n_prompt": test.n_prompt,
         "n_gen": test.n_gen,
         "n_depth": test.n_depth,
         "test_time": result.started,
-    }
-    ns = [round(sample.seconds * 1e9) for sample in samples]
-    ts = [test.n_tokens / sample.seconds for sample in samples]
-    row |= {
-        "avg_ns": round(mean(ns)),
-        "stddev_ns": round(stdev(ns)) if len(ns) > 1 else 0,
-        "avg_ts": mean(ts),
-        "stddev_ts": stdev(ts) if len(ts) > 1 else 0.0,
-    }
-
-    def seconds(sample: Sample) -> float:
-        return sample.seconds
-
-    def ttft(sample: Sample) -> float:  # of reading the prompt, whose last logits are the first token's
-        return sample.prompt_s
-
-    def tpot(sample: Sample) -> float:
-        return sample.gen_s / test.n_gen if test.n_gen else 0.0
-
-    refused = refusal(result.arms, index, len(samples))
-    row |= {"arm": arm.spec.name, **_ratio_fields("", series, index, seconds, refused), "ratio_refused": refused}
-    for name, value, present in (("ttft", ttft, test.n_prompt), ("tpot", tpot, test.n_gen)):
-        row[f"{name}_s"] = mean(value(sample) for sample in samples) if present else None
-        row |= _ratio_fields(f"{name}_", series, index, value, refused)
-    return row | {
+        **_speed_fields(result, series, index),
+        "arm": arm.spec.name,
         "device_bytes": arm.report.device_bytes,
         "host_bytes": arm.report.host_bytes,
         "operator_bytes_on_device": bytes_at(result.operators, arm.report.places, arm.report.device_share),
         "cap_device_bytes": arm.spec.setting.cap.device_bytes,
         "cap_operator_bytes": arm.spec.setting.cap.operator_bytes,
         "flash_attn_used": int(arm.report.flash_attn),
-        "samples_ns": ns,
-        "samples_ts": ts,
-        "samples_ttft_s": [ttft(sample) for sample in samples] if test.n_prompt else [],
-        "samples_tpot_s": [tpot(sample) for sample in samples] if test.n_gen else [],
         "kept_time": [
             {"late_share": sample.late_share, "n_overruns": sample.n_overruns}
             for sample in samples
@@ -113,6 +86,39 @@ def _row(result: BenchResult, series: Series, index: int) -> Row:
         "idle_cpu_share": arm.idle_cpu_share,
         "settings": {**result.settings, "resident": result.resident},
     }
+
+
+def _speed_fields(result: BenchResult, series: Series, index: int) -> Row:
+    """Nanoseconds and tokens a second, the ratios to the first arm, and the samples behind them."""
+    test, samples = series.test, series.samples(index)
+    ns = [round(sample.seconds * 1e9) for sample in samples]
+    ts = [test.n_tokens / sample.seconds for sample in samples]
+
+    def seconds(sample: Sample) -> float:
+        return sample.seconds
+
+    def ttft(sample: Sample) -> float:  # of reading the prompt, whose last logits are the first token's
+        return sample.prompt_s
+
+    def tpot(sample: Sample) -> float:
+        return sample.gen_s / test.n_gen if test.n_gen else 0.0
+
+    refused = refusal(result.arms, index, len(samples))
+    row: Row = {
+        "avg_ns": round(mean(ns)),
+        "stddev_ns": round(stdev(ns)) if len(ns) > 1 else 0,
+        "avg_ts": mean(ts),
+        "stddev_ts": stdev(ts) if len(ts) > 1 else 0.0,
+        "samples_ns": ns,
+        "samples_ts": ts,
+        **_ratio_fields("", series, index, seconds, refused),
+        "ratio_refused": refused,
+    }
+    for name, value, present in (("ttft", ttft, test.n_prompt), ("tpot", tpot, test.n_gen)):
+        row[f"{name}_s"] = mean(value(sample) for sample in samples) if present else None
+        row[f"samples_{name}_s"] = [value(sample) for sample in samples] if present else []
+        row |= _ratio_fields(f"{name}_", series, index, value, refused)
+    return row
 
 
 def _ratio_fields(prefix: str, series: Series, index: int, value: Value, refused: str | None) -> dict[str, Any]:

@@ -79,10 +79,7 @@ def profile_model(
             with store.measuring_lock(path.parent, lambda: shown.say(waits), unkept):
                 profile = None if refresh else _stored(path, journal, want, shown)
                 if profile is None:
-                    if refresh:
-                        journal.clear()
-                        journal.append({_RESTART: True})
-                    known = empty(machine) if refresh else _resumed(path, journal, machine, shown)
+                    known = _known(path, journal, machine, refresh, shown)
                     request = ProfileRequest(str(known_as.spec.timed), n_threads, want, known, policy)
                     profile = _Measurement(request, journal, shown).run()
                     try:
@@ -153,9 +150,13 @@ def _restarts(fragments: Sequence[Message]) -> bool:
     return bool(fragments) and _RESTART in fragments[0]
 
 
-def _resumed(path: Path, journal: store.Journal, machine: Message, shown: Progress) -> Profile:
-    """What is known when measuring begins: the stored profile, and what an interrupted measurement
-    had finished."""
+def _known(path: Path, journal: store.Journal, machine: Message, refresh: bool, shown: Progress) -> Profile:
+    """What is known when measuring begins: the stored profile, and what an interrupted measurement had finished; of a
+    refresh nothing, which the journal says to whoever goes on with it."""
+    if refresh:
+        journal.clear()
+        journal.append({_RESTART: True})
+        return empty(machine)
     fragments = journal.read()
     stored = None if _restarts(fragments) else _disturbed(path, shown.say) or store.load(path, lambda _: None)
     base = stored or empty(machine)
