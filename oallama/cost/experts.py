@@ -43,9 +43,30 @@ class ExpertUse:
         """Use in a pass over n_tokens, which is decode up to a step's."""
         return (self.decode if n_tokens <= self.step[0] else self.prompt)[n_hot]
 
-    def n_missed(self, n_cold: int, n_misses: float, n_tokens: int) -> float:
-        """Different experts among the misses of n_tokens tokens, n_misses each."""
-        return cold_experts_read(n_cold, n_misses, n_tokens) * (self.step[1] if n_tokens == self.step[0] else 1.0)
+    def used(self, mul_mat: MulMat, n_tokens: int) -> tuple[float, ...]:
+        """How likely n_tokens tokens use each expert, in the order of coverage: as if each was drawn for itself by its
+        share of the uses, and all less where so many tokens in a row are known to use fewer different ones."""
+        shares = (mul_mat.n_expert_used * share for share in self._shares(n_tokens))
+        drawn = tuple(1.0 - (1.0 - min(1.0, share)) ** n_tokens for share in shares)
+        if n_tokens == self.step[0]:
+            different = len(drawn) * mul_mat.share_read(n_tokens) * self.step[1]
+        elif sum(self.gaps):
+            different = len(drawn) * share_used(mul_mat, n_tokens, self.gaps)
+        else:
+            return drawn
+        return tuple(min(1.0, odds * different / sum(drawn)) for odds in drawn)
+
+    def left(self, mul_mat: MulMat, n_hot: int, n_tokens: int) -> list[tuple[float, float]]:
+        """(different experts, share of their rows) that are left of what n_tokens tokens miss, once those with the most
+        rows are fetched: from none of them to all. n_hot: not all experts."""
+        each = list(zip(self._shares(n_tokens), self.used(mul_mat, n_tokens), strict=True))[n_hot:]
+        rows, experts = (list(accumulate(of, initial=0.0)) for of in zip(*sorted(each, reverse=True), strict=True))
+        return [(experts[-1] - n, 1.0 - m / rows[-1]) for n, m in zip(experts, rows, strict=True)]
+
+    def _shares(self, n_tokens: int) -> tuple[float, ...]:
+        """Of the uses, by expert."""
+        curve = self.decode if n_tokens <= self.step[0] else self.prompt
+        return tuple(more - less for less, more in pairwise(curve))
 
 
 def experts_alike(n_expert: int) -> ExpertUse:
@@ -90,13 +111,6 @@ def miss_odds(n_used: int, coverage: float, spread: float = 0.0) -> tuple[float,
     ]
     misses, hits, (*_, all_of_them) = rising
     return tuple(comb(n_used, n) * misses[n] * hits[n_used - n] / all_of_them for n in range(n_used + 1))
-
-
-def cold_experts_read(n_cold: int, n_misses: float, n_tokens: int) -> float:
-    """Different experts among the misses of n_tokens tokens, n_misses each, cold experts used alike."""
-    if n_cold <= 0:
-        return 0.0
-    return n_cold * (1.0 - max(0.0, 1.0 - n_misses / n_cold) ** n_tokens)
 
 
 class Copied(NamedTuple):

@@ -243,7 +243,8 @@ class SliceRates:
         link = self.transfer
         send_s = self.staging_s(n_up, n_copies) + n_steps * link.launch_issue_s
         join_s = joined * JOIN_BYTES * self.join_s_per_byte
-        in_s, out_s = link.copy_in.seconds(n_up), link.copy_out.seconds(n_down) if n_down else 0.0
+        in_s = link.copy_in.seconds(n_up) + (n_copies - 1) * link.copy_in.alpha_s
+        out_s = link.copy_out.seconds(n_down) if n_down else 0.0
         if self.staged:
             return DeviceCopy(send_s, join_s, link.launch_s, in_s, out_s)
         return DeviceCopy(send_s + in_s, join_s + out_s, link.launch_s)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import starmap
-from math import ceil
 from typing import NamedTuple
 
 from oallama.core.profile import LinearFit
@@ -349,8 +348,9 @@ def _hot_copies(
     device_copy = rates.device_copy(n_up + n_biases, n_down, joined, 1, n_copies)
     if not cost.context.resident:
         return device_copy
-    # input, experts and routing weights come down with one wait; what the host has goes up, is launched and added
-    send_s = device_copy.send_s + link.copy_out.seconds((block.sent + n_used) * rows * F32) + 2 * rates.issue_s
+    # input, experts and routing weights come down in copies of their own with one wait; what the host has goes up, is
+    # launched and added
+    send_s = device_copy.send_s + link.copy_out.seconds((block.sent + n_used) * rows * F32) + 2 * link.copy_in.alpha_s
     join_s = device_copy.join_s + link.copy_in.seconds(returned // block.summed * rows * F32) + 2 * link.split_s
     return device_copy._replace(send_s=send_s, join_s=join_s)
 
@@ -358,22 +358,24 @@ def _hot_copies(
 def _misses_of_batch(
     cost: BlockType, n_hot: int, rows: int, miss: float, fetches: bool, each_s: float, behind_s: float
 ) -> tuple[float, float]:
-    """(seconds of the missed experts of several tokens, share of them that the CPU computes). fetches: the link brings
-    the others, each in each_s; the device computes them, and copies their results for behind_s."""
-    use, n_used = cost.use or experts_alike(cost.n_expert), cost.gemms[0].mul_mat.n_expert_used
-    linear, expert_s = cost.gemms.at(rows), cost.gemms.at(1).cpu_linear_s / n_used
-    n_missed = use.n_missed(cost.n_expert - n_hot, miss * n_used, rows)
+    """(seconds of the missed experts of several tokens, share of their rows that the CPU computes). fetches: the link
+    brings those with the most rows, each in each_s; the device computes them, and copies their results for behind_s."""
+    if miss <= 0:
+        return 0.0, 1.0
+    mul_mat, linear = cost.gemms[0].mul_mat, cost.gemms.at(rows)
+    expert_s = cost.gemms.at(1).cpu_linear_s / mul_mat.n_expert_used
+    left = (cost.use or experts_alike(cost.n_expert)).left(mul_mat, n_hot, rows)
+    n_missed, _ = left[0]
 
-    def by_cpu(left: float) -> float:
-        return linear.cpu_alpha_s + left * max(miss * linear.cpu_linear_s, n_missed * expert_s) if left > 0 else 0.0
+    def shared(n_experts: float, of_rows: float) -> tuple[float, float, float]:
+        """(seconds of all, of the CPU and the link where the CPU has so much to do, the share of the rows). It reads
+        the experts, or multiplies, whichever takes longer."""
+        cpu_s = linear.cpu_alpha_s + max(of_rows * miss * linear.cpu_linear_s, n_experts * expert_s)
+        both_s = max(cpu_s if n_experts > 0 else 0.0, (n_missed - n_experts) * each_s)
+        return max(both_s, cost.gemms.gpu_s(1.0 - of_rows * miss, rows) + behind_s), both_s, of_rows
 
-    if not fetches:
-        return by_cpu(1.0 if miss > 0 else 0.0), 1.0
-    lefts = (max(0.0, 1.0 - x / n_missed) if n_missed > 0 else 0.0 for x in range(ceil(n_missed) + 1))
-    shared = ((max(by_cpu(left), n_missed * (1.0 - left) * each_s), left) for left in lefts)
-    by_device = ((cost.gemms.gpu_s(1.0 - left * miss, rows) + behind_s, shared_s, left) for shared_s, left in shared)
-    _, shared_s, left = min((max(shared_s, gpu_s), shared_s, left) for gpu_s, shared_s, left in by_device)
-    return shared_s, left
+    _, both_s, of_rows = min(starmap(shared, left if fetches else left[:1]))
+    return both_s, of_rows
 
 
 def inter_block_times(cost: BlockType, n_tokens: int) -> tuple[float, float]:

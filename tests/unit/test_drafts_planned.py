@@ -9,7 +9,7 @@ import pytest
 from worlds import HOST, World, model_info
 
 from oallama.core.types import Attention, DecodeStep, Draft, MulMat, Workload
-from oallama.cost.experts import ExpertUse, of_step, share_of_step
+from oallama.cost.experts import ExpertUse, experts_alike, of_step, share_of_step
 from oallama.cost.kernels import Kernels
 from oallama.placer import Placer
 from oallama.placer.drafter import Beside, planned_with_drafts
@@ -123,9 +123,13 @@ def test_a_report_says_from_how_many_requests_on_another_plan_is_better() -> Non
 
 
 def test_a_step_of_hot_experts_is_decode() -> None:
-    use = ExpertUse((0, 1), (0.0, 0.9, 1.0), (0.0, 0.6, 1.0))
+    use, mul_mat = ExpertUse((0, 1), (0.0, 0.9, 1.0), (0.0, 0.6, 1.0)), MulMat("MUL_MAT_ID", "Q4_0", (64, 64, 32), 4)
     assert [use.coverage(1, n) for n in (1, 2, 3)] == [0.9, 0.6, 0.6]
-    stepped = of_step(use, MulMat("MUL_MAT_ID", "Q4_0", (64, 64, 32), 4), DecodeStep(1, 1))
+    stepped = of_step(use, mul_mat, DecodeStep(1, 1))
     assert [stepped.coverage(1, n) for n in (1, 2, 3)] == [0.9, 0.9, 0.6]
-    assert stepped.n_missed(16, 1.0, 2) == pytest.approx(0.83 * use.n_missed(16, 1.0, 2))
-    assert of_step(use, MulMat("MUL_MAT_ID", "Q4_0", (64, 64, 32), 4), DecodeStep()) == use
+    alike = experts_alike(32)
+    missed, missed_by_step = (
+        each.left(mul_mat, 16, 2)[0][0] for each in (alike, of_step(alike, mul_mat, DecodeStep(1, 1)))
+    )
+    assert missed_by_step == pytest.approx(0.83 * missed)
+    assert of_step(use, mul_mat, DecodeStep()) == use

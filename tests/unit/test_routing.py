@@ -21,7 +21,7 @@ from worlds import placed, some_plan, weight
 
 from oallama.core.routing import HALF_LIFE_TOKENS, ExpertCounts, LayerCounts, LayerRouting, Routing
 from oallama.core.types import MulMat
-from oallama.cost.experts import copied, expert_use, experts_alike, miss_odds, share_used
+from oallama.cost.experts import ExpertUse, copied, expert_use, experts_alike, miss_odds, share_used
 from oallama.cost.following import following
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
@@ -287,6 +287,60 @@ def test_gaps_say_how_many_experts_a_batch_of_any_size_uses(follows: bool) -> No
         batches = [tokens[i : i + n] for i in range(0, len(tokens) - n, 37)]
         used = sum(len({expert for token in batch for expert in token}) for batch in batches) / len(batches) / n_expert
         assert share_used(mul_mat, n, gaps) == pytest.approx(used, rel=0.12), n
+
+
+#
+# what a batch misses
+#
+
+N_LEFT = 32  # experts, four of each token
+
+
+def batches_of(tokens: list[tuple[int, ...]], n: int, step: int) -> list[Counter[int]]:
+    """Uses by expert in batches of n tokens, of which one begins with each step."""
+    return [Counter(expert for token in tokens[i : i + n] for expert in token) for i in range(0, len(tokens) - n, step)]
+
+
+def left_by_hand(batches: list[Counter[int]], n_hot: int, n_fetched: int) -> tuple[float, float]:
+    """(different experts, share of their rows) that are left of what is missed where experts 0, 1, … are hot, in the
+    mean over batches, once so many of those with the most rows are fetched."""
+    missed = [sorted((rows for expert, rows in batch.items() if expert >= n_hot), reverse=True) for batch in batches]
+    of_rows = [sum(rows[n_fetched:]) / sum(rows) for rows in missed if rows]
+    return sum(len(rows[n_fetched:]) for rows in missed) / len(missed), sum(of_rows) / len(of_rows)
+
+
+@settings(max_examples=examples(15))
+@given(st.integers(0, 99), st.floats(0.6, 1.0), st.sampled_from([2, 8, 64, 400]), st.sampled_from([4, 8, 16]))
+def test_what_is_left_of_a_batch_once_the_link_has_brought_some(seed: int, fall: float, n: int, n_hot: int) -> None:
+    """Against batches that are drawn with shares that fall from expert to expert: as many different experts, and of
+    their rows no fewer than are left, and nowhere as many as if all were used alike."""
+    random, mul_mat = np.random.default_rng(seed), MulMat("MUL_MAT_ID", "Q4_0", (64, 64, N_LEFT), 4)
+    weights = fall ** np.arange(N_LEFT) + 0.02
+    noise = random.gumbel(size=(max(1000, 10 * n), N_LEFT)) + np.log(weights)
+    tokens = [tuple(map(int, token)) for token in np.argsort(-noise, axis=1)[:, :4]]
+    uses = Counter(expert for token in tokens for expert in token)
+    shares = [sum(uses[expert] for expert in range(n_held)) / uses.total() for n_held in range(N_LEFT + 1)]
+    left = ExpertUse(tuple(range(N_LEFT)), tuple(shares), tuple(shares)).left(mul_mat, n_hot, n)
+    batches = batches_of(tokens, n, max(1, n // 2))
+    assert left[0] == (pytest.approx(left_by_hand(batches, n_hot, 0)[0], rel=0.15, abs=0.4), 1.0)
+    assert left[-1] == (pytest.approx(0.0, abs=1e-9), pytest.approx(0.0, abs=1e-9))
+    for n_fetched in range(1, int(left[0][0])):
+        expected = np.interp(n_fetched, [left[0][0] - experts for experts, _ in left], [rows for _, rows in left])
+        assert left_by_hand(batches, n_hot, n_fetched)[1] - 0.02 <= expected <= 1 - n_fetched / left[0][0] + 1e-9
+
+
+def test_tokens_in_a_row_are_known_to_miss_fewer_different_experts() -> None:
+    """Where each text has a dozen experts of its own."""
+    random, mul_mat = np.random.default_rng(4), MulMat("MUL_MAT_ID", "Q4_0", (64, 64, N_LEFT), 4)
+    tokens = list[tuple[int, ...]]()
+    for _ in range(100):
+        own = random.choice(N_LEFT, 12, replace=False)
+        tokens += [tuple(map(int, random.choice(own, 4, replace=False))) for _ in range(100)]
+    alike = experts_alike(N_LEFT)
+    for n in (10, 50):
+        known = replace(alike, gaps=gaps_of(tokens)).left(mul_mat, 8, n)[0][0]
+        assert known == pytest.approx(left_by_hand(batches_of(tokens, n, 37), 8, 0)[0], rel=0.12)
+        assert known < 0.75 * alike.left(mul_mat, 8, n)[0][0]
 
 
 @given(st.sampled_from([8, 32, 64, 128, 256, 512]), st.integers(1, 8), st.integers(1, 2048))
