@@ -66,14 +66,15 @@ class PlacementOptions:
             raise UsageError("--plan cannot be combined with --policy, -ngl, --affinity or --fill")
 
     def expecting(self, slots: int) -> PlacementOptions:
-        """The same for half of so many slots in use, unless another number was asked for. A plan that is given, or was
-        measured, stays as it is."""
-        if self.plan_file is not None or (self.gate and self.policy.is_auto and not self.step.drafts):
+        """The same for half of so many slots in use, unless another number was asked for. A plan that is given stays as
+        it is; so does one that was measured, which is for one request, unless another number was asked for."""
+        asked = self.step.expected
+        if self.plan_file is not None or (self.gate and self.policy.is_auto and not self.step.drafts and asked is None):
             return self
-        expected = self.step.expected or max(1, slots // 2)
-        if self.step.expected is None:
+        expected = asked or max(1, slots // 2)
+        if asked is None:
             log(f"note: planned for {expected} requests in flight (--expect-parallel)")
-        return replace(self, step=replace(self.step, expected=expected, slots=slots))
+        return replace(self, step=replace(self.step, expected=expected, slots=slots), gate=self.gate and expected == 1)
 
     def check_depth(self, n_depth: int | None) -> None:
         """Raises UsageError for -d together with --plan."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oallama.cli.autotune import tuning_gain
+from oallama.cli.help import passed_options
 from oallama.cli.output import log
 from oallama.cli.placement import PlacementOptions
 from oallama.cli.projector import ProjectorOptions
@@ -19,6 +20,7 @@ from oallama.core.routing import ExpertCounts
 from oallama.core.types import Workload
 from oallama.device.rpc_worker import start_worker
 from oallama.placer import Placer
+from oallama.placer.engine import with_repeated_drafts
 from oallama.placer.model_on_device import host_free_beside
 from oallama.plan.plan import Plan
 from oallama.planner.placement import unmeasured_cpu_record
@@ -65,6 +67,7 @@ def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
     placer = placer.on_devices_of(served.plan)
     if asked.embeds:
         served = _embedding(placer, served)
+    served = replace(served, plan=with_repeated_drafts(placer, served.plan, passed_options()))
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(start_worker(placer.device)) if placer.device.is_worker else None
         yield ServedModel(asked, placer, served, worker, stack.enter_context(counting(placer, asked.count_experts)))
@@ -185,7 +188,7 @@ def _placed(asked: PlacementRequest, placer: Placer) -> Served:
 def _embedding(placer: Placer, served: Served) -> Served:
     """The placement with embeddings, where it leaves the device room for them: a plan that was measured, or is given,
     may have none."""
-    plan = placer.embedding(served.plan)
+    plan = placer.with_outputs(served.plan, 0)
     if plan is None:
         log("note: no embeddings: the plan leaves the device no room for them; --no-gate without --plan makes room")
     return served if plan is None else replace(served, plan=plan)

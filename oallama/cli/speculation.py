@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oallama.cli.help import Group, option
+from oallama.cli.help import Group, option, passed_options
 from oallama.cli.model_file import model_file
 from oallama.cli.options import as_record, count
 from oallama.core.errors import UsageError
 from oallama.core.types import NGRAM, DecodeStep, Workload
+from oallama.run.server_options import repeated_drafts
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
@@ -44,7 +45,10 @@ class StepOptions:
         return None if self.spec == "none" else self.draft_model
 
     def workload(self, workload: Workload) -> Workload:
-        """The workload with the requests in flight that are expected."""
+        """The workload with the requests in flight that are expected, and with the logits of drafts of repeated text
+        that are asked for behind `--`."""
+        if workload.n_outputs and (n_draft := repeated_drafts(passed_options())):
+            workload = replace(workload, n_outputs=n_draft + 1)
         if self.expected is None:
             return workload
         return replace(workload, step=DecodeStep(self.expected, n_slots=max(self.slots, self.expected)))
@@ -89,7 +93,8 @@ DRAFTS = (
 parallel_option = option(
     "--expect-parallel", "expected", type=count(1, 256), metavar="N", group=Group.WORKLOAD, advanced=True,
     show_default="1; serve: half of --parallel",
-    help="Requests in flight to plan for.\f A plan that `oallama tune` measured is for one.",
+    help="Requests in flight to plan for.\f Plans for more than one are not compared with llama.cpp's placement: "
+    "tuning measures one request.",
 )  # fmt: skip
 draft_options = as_record("step", StepOptions, *DRAFTS)
 step_options = as_record("step", StepOptions, *DRAFTS, parallel_option)

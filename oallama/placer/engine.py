@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from oallama.core.errors import UsageError
 from oallama.core.routing import ExpertCounts
+from oallama.core.types import NGRAM
 from oallama.device.rpc_worker import start_worker
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
 from oallama.run.keeper import Keeper
 from oallama.run.program import PROGRAM_VARIABLE, ServerSettings, find_program, launch, served_plan
-from oallama.run.server_options import checked_options
+from oallama.run.server_options import checked_options, repeated_drafts
 from oallama.run.setup import check_device, check_layers, device_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,20 @@ class EngineOptions:
     once: bool = False
 
 
+def with_repeated_drafts(placer: Placer, plan: Plan, options: Sequence[str]) -> Plan:
+    """The plan with memory for the logits of the drafts of repeated text that it has, or that checked options of
+    llama-server ask for. Raises UsageError where it leaves the device no room for them, and as a no_alloc load."""
+    own = plan.draft.n_draft if plan.draft is not None and plan.draft.kind == NGRAM.kind else 0
+    n_draft = max(own, repeated_drafts(options))
+    found = placer.with_outputs(plan, max(plan.workload.n_outputs, n_draft + 1)) if n_draft else plan
+    if found is None:
+        raise UsageError(
+            f"the plan leaves {plan.device} no room for the logits of {n_draft} drafts; plan with --spec ngram, or "
+            "leave --spec-type out"
+        )
+    return found
+
+
 def open_engine(
     placer: Placer, plan: Plan, options: EngineOptions, on_expert_counts: Callable[[ExpertCounts], None] | None = None
 ) -> Engine:
@@ -63,8 +78,8 @@ def open_engine(
         raise UsageError("the model has no vocabulary to decode its tokens; use a file with a vocabulary")
     chats = options.chats and model.chat_template is not None  # else it would get another's
     program = find_program(os.environ.get(PROGRAM_VARIABLE) or None)
-    embedding = None if options.interactive or options.once else placer.embedding(plan)
-    plan = embedding or plan
+    embedding = None if options.interactive or options.once else placer.with_outputs(plan, 0)
+    plan = embedding or with_repeated_drafts(placer, plan, more)
     needs = placer.load_needs(plan)
     keeper = Keeper()
     try:

@@ -261,12 +261,13 @@ class Placer(ModelOnDevice):
         Its memory and times stay unchanged."""
         return replace(plan, workload=load_as_asked(plan, self.options), attention=self.attention_for(plan))
 
-    def embedding(self, plan: Plan) -> Plan | None:
-        """The plan for a llama-server that embeds as well, whose context reserves memory for the logits of all tokens
-        of a micro-batch; None where the plan leaves the device no room for that. Raises as a no_alloc load."""
-        if not plan.workload.n_outputs:
+    def with_outputs(self, plan: Plan, n_outputs: int) -> Plan | None:
+        """The plan for a llama-server whose context reserves memory for the logits of so many tokens of each request;
+        0: of all tokens of a micro-batch, as where it embeds as well. None where the plan leaves the device no room for
+        that. Raises as a no_alloc load."""
+        if plan.workload.n_outputs in (0, n_outputs):
             return plan
-        workload = replace(plan.workload, n_outputs=0)
+        workload = replace(plan.workload, n_outputs=n_outputs)
         if plan.device == "none":
             return replace(plan, workload=workload)
         placement, attention = self.placed(plan), self.attention_for(plan)

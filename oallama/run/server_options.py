@@ -41,6 +41,10 @@ VARIABLES = _words(
 )
 """The same as variables of the environment, which are passed on too."""
 
+NGRAM_DRAFTS = {"ngram-simple": 48, "ngram-map-k": 48, "ngram-map-k4v": 48, "ngram-mod": 64, "ngram-cache": 8}
+"""Drafts of repeated text that llama-server makes of a request at most, whose logits it has its context reserve memory
+for (b11549, common_speculative_n_max)."""
+
 SYNTHETIC_RATES = "--spec-synth-rates"  # of `bench` alone
 
 REASONS = {
@@ -73,12 +77,18 @@ def checked_options(arguments: Sequence[str]) -> tuple[str, ...]:
             if not left:
                 raise UsageError(f"{name} needs a value")
             value = left.pop(0)
-        if name == "--spec-type" and not value.startswith("ngram-"):
+        if name == "--spec-type" and not all(kind in NGRAM_DRAFTS for kind in value.split(",")):
             raise UsageError(
                 f"--spec-type {value} is not passed on to llama-server: the memory of drafts is not planned"
             )
         checked += [name, value]
     return tuple(checked)
+
+
+def repeated_drafts(options: Sequence[str]) -> int:
+    """The drafts of repeated text that checked options ask for, at most, of each request."""
+    kinds = (kind for name, value in pairwise(options) if name == "--spec-type" for kind in value.split(","))
+    return max((NGRAM_DRAFTS[kind] for kind in kinds), default=0)
 
 
 def adapter_paths(options: Sequence[str]) -> tuple[str, ...]:

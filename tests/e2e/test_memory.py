@@ -17,12 +17,13 @@ from seeds import crossed
 
 import ggml_bridge
 from oallama.core.errors import DeviceError, ModelFileError, UsageError
-from oallama.core.types import Attention, DecodeStep, Workload
+from oallama.core.types import NGRAM, Attention, DecodeStep, Workload
 from oallama.cost.blocks import F32
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context, load_bridge
 from oallama.device.native_log import native_log
 from oallama.model.memory import PARTS, NoAllocLoader, NoAllocResult, no_alloc_memory
 from oallama.placer import Placer
+from oallama.placer.engine import with_repeated_drafts
 from oallama.run.plugin_report import ask_report
 
 api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
@@ -48,7 +49,7 @@ def test_a_no_alloc_load_says_what_a_load_really_takes(arch: str, where: str, tm
 
 
 @pytest.mark.parametrize("embeds", [False, True])
-def test_llama_server_takes_what_is_planned_and_logits_of_all_tokens_only_to_embed(
+def test_llama_server_takes_what_is_planned_and_logits_of_more_tokens_only_for_drafts_and_to_embed(
     embeds: bool, tmp_path: Path
 ) -> None:
     """The emulated card counts what llama-server really has it hold."""
@@ -56,7 +57,8 @@ def test_llama_server_takes_what_is_planned_and_logits_of_all_tokens_only_to_emb
     path = write_gguf(tmp_path / "model.gguf", "llama", n_vocab=n_vocab, n_ctx=512)
     case = forced(path, "emulated:rtx3060-12", whole=PLACES["all on the device"], n_outputs=1)
     assert case.plan.memory.compute < F32 * n_vocab * N_UBATCH, "not the logits of a micro-batch"
-    with case.engine(interactive=not embeds) as engine:
+    n_rows, drafts = (N_UBATCH, ()) if embeds else (49, ("--spec-type", "ngram-simple"))
+    with case.engine(interactive=not embeds, server_options=drafts) as engine:
         assert len(engine.generate([5] * (N_UBATCH + 9), max_tokens=4, temperature=0).tokens) == 4
         report = ask_report(engine._folder, engine.pid, 10.0)
         assert report is not None and report.emulated is not None
@@ -66,12 +68,15 @@ def test_llama_server_takes_what_is_planned_and_logits_of_all_tokens_only_to_emb
         assert engine.warnings == ()
         planned = case.plan.memory
         more = engine.memory.device_bytes - planned.weights_gpu - planned.kv - planned.compute
-        logits = F32 * n_vocab * N_UBATCH
-        assert 0.7 * logits < more < logits if embeds else more == 0
+        logits = F32 * n_vocab * n_rows
+        assert 0.7 * logits < more < logits
+        with_less = case.with_breakdown(spare=more - 1).plan
         if embeds:
             assert len(engine.embed("a")) == 1
-            assert case.placer.embedding(case.with_breakdown(spare=more - 1).plan) is None
+            assert case.placer.with_outputs(with_less, 0) is None
         else:
+            with pytest.raises(UsageError, match="no room for the logits of 48 drafts"):
+                with_repeated_drafts(case.placer, replace(with_less, draft=NGRAM), ())
             with pytest.raises(UsageError, match="n_outputs=0"):
                 engine.embed("a")
 

@@ -15,9 +15,11 @@ from worlds import model_info, weights_of
 
 from oallama.cli import autotune as cli_autotune
 from oallama.cli.output import awaited, busy, each_awaited, log, time_bar, turn_bar
+from oallama.cli.placement import PlacementOptions
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused
 from oallama.cli.prompt import model_and_prompt, read_prompt
 from oallama.cli.run import command, cut_text
+from oallama.cli.speculation import StepOptions
 from oallama.core.codec import from_json
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
@@ -300,6 +302,18 @@ def test_what_to_type_measures_what_was_run():
         "`oallama tune '/my models/m.gguf' --device emulated:rtx3060,link=12 --vram 300MiB -t 2 -ctk q8_0 "
         "--late-first-word --spec mtp -c 8192`"
     )
+
+
+def test_a_number_of_requests_that_is_asked_for_is_planned_for_though_a_plan_was_measured_for_one(capsys):
+    def of(**step):
+        return PlacementOptions(None, PolicyOptions(), Options(), None, True, "never", StepOptions(**step))
+
+    assert of().expecting(4) == of(), "what was measured is used"
+    asked = of(expected=3).expecting(8)
+    assert (asked.step.expected, asked.step.slots, asked.gate) == (3, 8, False)
+    assert of(expected=1).expecting(8).gate and capsys.readouterr().err == ""
+    drafting = of(spec="mtp").expecting(4)
+    assert drafting.step.expected == 2 and "planned for 2 requests in flight" in capsys.readouterr().err
 
 
 BARS = re.compile(r"\r *(\d+)%\|.*?\| (?:turn (\d+) of 24, )?(?:00:00 of about 20 s|00:00): ([a-z ]*)(?=\r)")

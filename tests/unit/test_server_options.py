@@ -8,7 +8,7 @@ import pytest
 from ggml_bridge.library import library_folder
 from oallama.core.errors import UsageError
 from oallama.run.program import clean_environment
-from oallama.run.server_options import FLAGS, VALUED, VARIABLES, adapter_paths, checked_options
+from oallama.run.server_options import FLAGS, VALUED, VARIABLES, adapter_paths, checked_options, repeated_drafts
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,11 @@ def test_files_of_adapters():
     assert adapter_paths(checked_options(asked)) == ("a.gguf", "b.gguf", "C:c.gguf")
 
 
+def test_how_many_drafts_of_repeated_text_llama_server_may_make():
+    assert repeated_drafts(checked_options(["--temp", "1"])) == 0
+    assert repeated_drafts(checked_options(["--spec-type", "ngram-simple,ngram-mod", "--spec-type=ngram-cache"])) == 64
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -36,6 +41,7 @@ def test_files_of_adapters():
         (["--host", "0.0.0.0"], "--host is not passed on to llama-server: it is an option of oallama serve"),
         (["-md", "draft.gguf"], "-md is not passed on to llama-server: give it before --"),
         (["--spec-type", "draft-mtp"], "--spec-type draft-mtp is not passed on"),
+        (["--spec-type", "ngram-mod,draft-simple"], "--spec-type ngram-mod,draft-simple is not passed on"),
         (["--spec-synth-rates", "0.8"], "--spec-synth-rates is not passed on"),
         (["--tools", "all"], "--tools is not passed on"), (["words"], "words is not passed on"),
         (["--ignore-eos=1"], "--ignore-eos is not passed on"), (["--mirostat"], "--mirostat needs a value"),
