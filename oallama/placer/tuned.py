@@ -70,10 +70,18 @@ def in_tuned_context(on: ModelOnDevice, workload: Workload) -> Workload:
     return replace(workload, n_ctx=n_ctx)
 
 
+def _known(on: ModelOnDevice, n_ctx: int) -> TuneResult | None:
+    """What the cache has. The memory that is free changes from run to run, so where nothing is known of it, what was
+    measured with a step less of it counts: these plans fit."""
+    key = result_key(on, n_ctx)
+    found = read_result(key)
+    return found if found or on.options.vram is not None else read_result(replace(key, memory=key.memory - 1))
+
+
 def tuned_plan(on: ModelOnDevice, workload: Workload, result: TuneResult | None = None) -> Tuned | None:
     """The plan that was found for a workload's class, or for the nearest; None if nothing was. result: what was
     measured; None: what the cache has. Raises as result_key."""
-    result = result or read_result(result_key(on, workload.n_ctx))
+    result = result or _known(on, workload.n_ctx)
     kind = class_of(workload)
     found = result.nearest(kind) if result is not None else None
     if result is None or found is None:

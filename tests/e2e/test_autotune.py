@@ -30,7 +30,7 @@ from oallama.plan.plan import Plan
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.tuned.classes import WorkloadClass, class_of
 from oallama.tuned.result import ClassResult
-from oallama.tuned.store import read_result, result_path
+from oallama.tuned.store import read_result, result_path, write_result
 
 pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
@@ -197,6 +197,16 @@ def test_the_plan_that_won_is_what_later_prompts_of_its_class_load_to_the_byte(
     for n_prompt, n_gen in ((1, 1), (128, 300), (77, 0)):
         found = tuned_plan(fresh, Workload(n_prompt, n_gen, LOAD.n_ctx))
         assert found is not None and found.plan.to_json() == won.to_json()
+
+
+@pytest.mark.parametrize(("steps", "counts"), [(-1, True), (-2, False), (1, False)])
+def test_a_plan_for_a_step_less_of_free_memory_is_used(placer: Placer, steps: int, counts: bool) -> None:
+    found = racing(FASTER).gate(placer)
+    result_path(found.result.key).unlink()
+    assert tuned_plan(placer, LOAD) is None
+    write_result(replace(found.result, key=replace(found.result.key, memory=found.result.key.memory + steps)))
+    known = tuned_plan(placer, LOAD)
+    assert (known is not None and known.plan == found.plan) == counts
 
 
 def test_the_nearest_class_serves_those_that_nothing_was_measured_for(placer: Placer) -> None:
