@@ -297,6 +297,8 @@ class DecodeStep:
     draft_prompt_s: Annotated[float, Mark.REQUIRED] = 0.0  # in which the draft model reads the prompt
     n_slots: Annotated[Size32, Mark.OMIT_DEFAULT] = 1
     mtp: Annotated[bool, Mark.OMIT_DEFAULT] = False
+    # each draft also takes the model's output, which draft_s does not count
+    shares_output: Annotated[bool, Mark.OMIT_DEFAULT] = False
 
     @property
     def n_tokens(self) -> int:

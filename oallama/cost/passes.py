@@ -16,6 +16,7 @@ class Pass:
     n_kv: int
     count: float
     n_outputs: int = 1  # tokens whose logits are wanted: the last of a prompt, each generated one
+    n_drafts: int = 0  # times that the output runs besides, each for n_tokens / (n_drafts + 1) tokens, by MTP
 
 
 def mean_depth(workload: Workload) -> int:
@@ -35,7 +36,8 @@ def passes(workload: Workload, phase: str) -> tuple[Pass, ...]:
 def decode_pass(workload: Workload, n_gen: int = 1) -> Pass:
     """The pass of a decode step, as often as n_gen tokens of each answer take."""
     step = workload.step
-    return Pass(step.n_tokens, mean_depth(workload), n_gen / step.n_yielded, step.n_tokens)
+    n_drafts = step.n_draft if step.shares_output else 0
+    return Pass(step.n_tokens, mean_depth(workload), n_gen / step.n_yielded, step.n_tokens, n_drafts)
 
 
 def passes_at(n_past: int, n_prompt: int, n_gen: int, n_ubatch: int) -> tuple[Pass, ...]:

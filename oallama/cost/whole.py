@@ -87,16 +87,21 @@ def operator_costs(
     layouts: Sequence[str] | None = None,
 ) -> tuple[OperatorCost, ...]:
     """operator_cost of each operator, equal ones computed once; those behind the last layer's attention over the tokens
-    whose logits are wanted. layouts: of each; None: the fastest."""
+    whose logits are wanted, and the output also over the drafts of the model's own last block. layouts: of each; None:
+    the fastest."""
     output_passes = [replace(p, n_tokens=p.n_outputs) for p in over if p.n_outputs]
-    seen: dict[tuple[MulMat, bool, str | None], OperatorCost] = {}
+    drafting = [
+        replace(p, n_tokens=p.n_tokens // (p.n_drafts + 1), count=p.count * p.n_drafts) for p in over if p.n_drafts
+    ]
+    seen: dict[tuple[MulMat, bool, bool, str | None], OperatorCost] = {}
     costs = []
     for i, operator in enumerate(operators):
         outputs_only = computes_outputs_only(operator, n_run)
         layout = layouts[i] if layouts else None
-        key = (operator.mul_mat, outputs_only, layout)
+        key = (operator.mul_mat, outputs_only, operator.is_last, layout)
         if key not in seen:
-            seen[key] = operator_cost(kernels, operator, output_passes if outputs_only else over, stream, layout)
+            computed = [*(output_passes if outputs_only else over), *(drafting if operator.is_last else ())]
+            seen[key] = operator_cost(kernels, operator, computed, stream, layout)
         costs.append(seen[key])
     return tuple(costs)
 

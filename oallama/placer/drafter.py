@@ -32,18 +32,15 @@ FIRST_COMPARED_TOKEN = 5  # those before may be called otherwise
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The placement that a drafter works beside. block, output: whether the model's last block and its output are on
-    the device."""
+    """The placement that a drafter works beside. block: whether the model's last block is on the device."""
 
     attention: Attention
     block: bool
-    output: bool
 
     @classmethod
     def of(cls, placer: Placer, plan: Plan) -> Beside:
         """llama.cpp counts the output as a layer behind the last block."""
-        output = bool(plan.operators) and plan.operators[-1].gg == 1
-        return cls(placer.attention_for(plan), plan.n_gpu_layers >= 2, output)
+        return cls(placer.attention_for(plan), plan.n_gpu_layers >= 2)
 
 
 class Drafter(Protocol):
@@ -140,8 +137,9 @@ class DraftModel:
 
 
 class MtpBlock:
-    """A model's own last block (MTP), whole: on the device where the plan has a layer there, and with the output where
-    that is. Its memory is part of every load of the model for such a step (run/no_alloc_loads.py)."""
+    """A model's own last block (MTP), whole: on the device where the plan has a layer there. An output that it shares
+    with the model is priced with the model's operators, where the plan puts it (cost/whole.py), so that plans weigh all
+    its uses. Its memory is part of every load of the model for such a step (run/no_alloc_loads.py)."""
 
     name, identity, most_drafts = "the model's last block (MTP)", "draft-mtp", len(PUBLISHED)
     flags: tuple[str, ...] = ("--spec", "mtp")
@@ -154,7 +152,7 @@ class MtpBlock:
         options = Options(device=str(placer.device), threads=placer.threads, n_ctx=placer.options.n_ctx)
         names = [tensor.name for tensor in block.tensors]
         self.placer = type(placer)(model, operators(block), names, options)
-        self._of = placer
+        self._of, self._shares_output = placer, not any("shared_head_head" in tensor.name for tensor in gguf.tensors)
         self._problem = cache(lambda flash_attn: self.placer.problem(flash_attn))
 
     @cached_property
@@ -175,23 +173,24 @@ class MtpBlock:
     def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
         """For each step llama-server has the block make one draft after another, and then read the tokens that the
         model has checked, for which it makes no logits; it reads prompts as well (b11549, common/speculative.cpp)."""
-        n_draft = len(accepted)
-        step = replace(workload.step, n_draft=0, accepted=0.0, draft_s=0.0, draft_prompt_s=0.0, mtp=False)
-        problem = self._problem(beside.attention.flash_attn)
+        n_draft, problem = len(accepted), self._problem(beside.attention.flash_attn)
+        step = replace(
+            workload.step, n_draft=0, accepted=0.0, draft_s=0.0, draft_prompt_s=0.0, mtp=False, shares_output=False
+        )
+        placement = _whole(self.placer, beside.block)
 
         def seconds(n_tokens: int, logits: bool) -> float:
             """Of a pass over so many tokens of each request."""
             at = replace(workload, step=replace(step, n_draft=n_tokens - 1))
-            placement = _whole(self.placer, beside.block, beside.output)
             whole_s = price(problem, at, placement).tpot_s
             return whole_s if logits else whole_s - self._output_s(problem, at, placement)
 
         batch = min(workload.n_prompt, workload.largest_batch)
         prompt_s = seconds(max(1, batch // step.n_parallel), False) * workload.n_prompt / batch
-        checked_s = seconds(n_draft + 1, False)
+        drafted_s = n_draft * seconds(1, not self._shares_output)
         return replace(
-            step, n_draft=n_draft, accepted=sum(accepted), draft_s=n_draft * seconds(1, True) + checked_s,
-            draft_prompt_s=prompt_s, mtp=True,
+            step, n_draft=n_draft, accepted=sum(accepted), draft_s=drafted_s + seconds(n_draft + 1, False),
+            draft_prompt_s=prompt_s, mtp=True, shares_output=self._shares_output,
         )  # fmt: skip
 
     def _output_s(self, problem: Problem, workload: Workload, placement: Placement) -> float:
@@ -202,9 +201,9 @@ class MtpBlock:
         return last.t_gpu_s if on_device and last.t_gpu_s is not None else last.t_cpu_s
 
 
-def _whole(placer: Placer, on_device: bool, output: bool = True) -> Placement:
-    """All of a model on the device; or on the CPU, or its output alone."""
-    names = [o.name for o in placer.operators if on_device and (output or not o.is_last)]
+def _whole(placer: Placer, on_device: bool) -> Placement:
+    """All of a model on the device, or on the CPU."""
+    names = [operator.name for operator in placer.operators if on_device]
     return placed_as_named(placer.model, placer.operators, names, placer.model.n_layer + 1 if on_device else 0)
 
 
@@ -278,7 +277,7 @@ def beside_drafts(
     attention, on_device = placer.attention, placer.has_device
     n_bytes = drafter.reserves(workload, attention)
     beside = placer_beside(placer, n_bytes, limit)
-    return beside, n_bytes, drafter.step(workload, accepted, Beside(attention, on_device, on_device))
+    return beside, n_bytes, drafter.step(workload, accepted, Beside(attention, on_device))
 
 
 def draft_fingerprint(model: ModelInfo, draft: Draft | None) -> str | None:

@@ -152,7 +152,7 @@ class Plan:
         for name in ("weights_gpu", "compute", "kv"):  # the draft says their sum alone
             less = min(left, getattr(memory, name))
             memory, left = replace(memory, **{name: getattr(memory, name) - less}), left - less
-        step = replace(self.workload.step, n_draft=0, accepted=0.0, mtp=False)
+        step = replace(self.workload.step, n_draft=0, accepted=0.0, mtp=False, shares_output=False)
         return replace(self, memory=memory, workload=replace(self.workload, step=step), draft=None)
 
     def pairs(self, operators: Sequence[Operator]) -> list[tuple[Operator, OperatorPlacement]]:

@@ -35,7 +35,8 @@ class BlockContexts:
         self._problem, self._workload = problem, workload
         self._families: dict[Hashable, list[int]] = defaultdict(list)  # operators that may form one block
         for i, (operator, can) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
-            if can:
+            drafts = operator.is_last and workload.step.shares_output  # as whole as the block that drafts with it
+            if can and not drafts:
                 self._families[ffn_of(i, operator)].append(i)
         n_layer = problem.graph.n_layer
         self._parts = [2 * one.layer_in(n_layer) + (is_ffn(one) or one.is_last) for one in problem.operators]

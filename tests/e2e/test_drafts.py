@@ -79,8 +79,13 @@ def test_a_models_own_block_is_on_the_device_first(tmp_path: Path) -> None:
     case = forced(path, "emulated:rtx3060-12", ffn(0.5))
     placer, plain = case.placer, case.plan.workload
     drafter, accepted = MtpBlock(placer), (0.9, 0.8)
-    on_device, on_cpu = (drafter.step(plain, accepted, Beside(placer.attention, x, x)) for x in (True, False))
-    assert on_device.mtp and on_device.n_tokens == 3 and on_device.accepted == pytest.approx(1.7)
+    on_device, on_cpu = (drafter.step(plain, accepted, Beside(placer.attention, x)) for x in (True, False))
+    assert (
+        on_device.mtp
+        and on_device.shares_output
+        and on_device.n_tokens == 3
+        and on_device.accepted == pytest.approx(1.7)
+    )
     assert 0 < on_cpu.draft_s != on_device.draft_s > 0
     workload = replace(plain, step=on_device)
     problem: Any = SimpleNamespace(graph=placer.graph)  # all that it looks at
@@ -137,7 +142,7 @@ def test_the_number_of_drafts_is_about_as_good_as_any() -> None:
     beside = placer_beside(placer, drafter.needs(workload, placer.attention)[1], plain.memory.limit)
     for accepted in ((0.1, 0.01), (1.0, 1.0)):
         found = planned_with_drafts(placer, drafter, workload, planned, accepted)
-        steps = [drafter.step(workload, accepted[:n], Beside(placer.attention, True, True)) for n in (1, 2)]
+        steps = [drafter.step(workload, accepted[:n], Beside(placer.attention, True)) for n in (1, 2)]
         plans = [plain, *(planned(beside, replace(workload, step=step)) for step in steps)]
         totals = [plan.predicted.total_s for plan in plans]
         assert found.predicted.total_s <= 1.03 * min(totals)

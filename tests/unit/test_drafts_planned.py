@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from worlds import HOST, World, model_info
+from worlds import HOST, World, model_info, weights_of
 
 from oallama.core.types import Attention, DecodeStep, Draft, MulMat, Workload
 from oallama.cost.experts import ExpertUse, experts_alike, of_step, share_of_step
@@ -59,6 +59,26 @@ def test_drafts_that_make_the_cpu_read_more_experts_than_they_save_are_not_made(
     if drafts is None:
         assert found.notes[-1] == "no drafts: they are predicted to cost more than they save"
         assert found.workload.step == DecodeStep()
+
+
+def test_an_output_that_drafts_is_priced_where_it_is_and_lies_on_the_device_first() -> None:
+    """Three runs of the output a step, for two drafts and for three tokens, are worth more for each byte than one of a
+    layer for three tokens; a plan without drafts has layers in its place."""
+    output = weights_of(DENSE)[-1]
+    step = DecodeStep(1, 2, 1.0, 1e-3, shares_output=True)
+
+    def world(shares_output: bool) -> World:
+        asked = Workload(64, 128, 512, step=replace(step, shares_output=shares_output))
+        return World(model=DENSE, host=HOST, tokens=TOKENS, room=64 << 20, workload=asked)
+
+    kernels = Kernels(world(True).profile)
+    plans = {shares: world(shares).plan("oato") for shares in (True, False)}
+    assert plans[True].operators[-1].gg == 1 and plans[False].operators[-1].gg == 0
+    for plan in plans.values():
+        kernel = kernels.on_device(output) if plan.operators[-1].gg else next(iter(kernels.on_host(output).values()))
+        with_it, without = (world(shares).simulate(plan, world(shares).workload).predicted for shares in (True, False))
+        drafted_s = (with_it.tpot_s - without.tpot_s) * step.n_yielded
+        assert kernel is not None and drafted_s == pytest.approx(step.n_draft * sum(kernel.at(1)))
 
 
 @pytest.mark.parametrize(
