@@ -73,7 +73,8 @@ class Graph:
     layer_nodes: tuple[tuple[int, int], ...]  # [first, last) node of each layer, one more entry for the output part;
     # the embedding counts with the first layer
     n_layer: int
-    n_run: int  # of these, blocks that a decode runs: those behind (MTP) only predict further tokens
+    n_run: int  # of these, blocks that a decode runs: those behind (MTP) only predict further tokens; of a part of a
+    # model (`part`) it may be more
     layer_operators: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)  # as layer_nodes
     layers: tuple[Layer, ...] = field(init=False, compare=False, repr=False)
 
@@ -84,6 +85,24 @@ class Graph:
         layers = [self._layer(at) for at in parts]
         found = tuple(alike.setdefault((layer.nodes, layer.before, layer.n_operators), layer) for layer in layers)
         object.__setattr__(self, "layers", found)
+
+    @property
+    def n_computed(self) -> int:
+        """Blocks that a decode runs and that are here."""
+        return min(self.n_layer, self.n_run)
+
+    def part(self, window: tuple[int, int]) -> Graph:
+        """The layers [window[0], window[1]) as a graph of their own, counted from its first. What the first of them
+        reads is not in it. Without the model's output part it has an empty one."""
+        begin, end = window
+        first, last = self.layer_nodes[begin][0], self.layer_nodes[end - 1][1]
+        first_operator, behind = self.operators_of(window)
+        nodes = tuple(_counted_from(node, first, first_operator, begin) for node in self.nodes[first:last])
+        layer_nodes = tuple((low - first, high - first) for low, high in self.layer_nodes[begin:end])
+        if end <= self.n_layer:
+            layer_nodes = (*layer_nodes, (len(nodes), len(nodes)))
+        layers = tuple(layer - begin for layer in self.operator_layer[first_operator:behind])
+        return Graph(nodes, layers, layer_nodes, len(layer_nodes) - 1, self.n_run - begin)
 
     def operators_of(self, window: tuple[int, int]) -> tuple[int, int]:
         """[first, last) operator of the layers [window[0], window[1]); operators are in the order of layers."""
@@ -100,17 +119,19 @@ class Graph:
 
     def _layer(self, layer: int) -> Layer:
         (first, last), (first_operator, end) = self.layer_nodes[layer], self.layer_operators[layer]
-        nodes = tuple(
-            replace(
-                node,
-                inputs=tuple(source - first for source in node.inputs),
-                operator=None if node.operator is None else node.operator - first_operator,
-                follows_layer=None if node.follows_layer is None else node.follows_layer - layer,
-            )
-            for node in self.nodes[first:last]
-        )
+        nodes = tuple(_counted_from(node, first, first_operator, layer) for node in self.nodes[first:last])
         before = replace(self.nodes[first - 1], inputs=(), operator=None, follows_layer=None) if first else None
         return Layer(nodes, before, end - first_operator)
+
+
+def _counted_from(node: Node, first: int, first_operator: int, first_layer: int) -> Node:
+    """The node with all that it names counted from these."""
+    return replace(
+        node,
+        inputs=tuple(source - first for source in node.inputs),
+        operator=None if node.operator is None else node.operator - first_operator,
+        follows_layer=None if node.follows_layer is None else node.follows_layer - first_layer,
+    )
 
 
 _ATTENTION_IN = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_q_a", "attn_kv_a_mqa")
@@ -291,6 +312,7 @@ def device_copies(
     gives the last n_gpu_layers to it; the part after the last block counts as layer n_layer).
     """
     low, high = window or (0, graph.n_layer + 1)
+    high -= not graph.layers[high - 1].nodes  # nothing is behind the last block of a part
     sides = bytes(on_device[graph.layer_operators[low][0] : graph.layer_operators[high - 1][1]])
     return _device_copies(graph.layers[low:high], sides, first_within(first_device_layer, (low, high)))
 

@@ -8,8 +8,9 @@ device its layer is on: those inputs' second copies are not counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from oallama.core.profile import LinearFit
 from oallama.cost.whole import Costs, transfer_seconds
@@ -23,19 +24,25 @@ class DeviceCosts:
     entered: tuple[LinearFit, ...]
 
 
+NO_SLICES: Mapping[int, float] = MappingProxyType({})
+
+
 def ranges_seconds(
-    devices: Sequence[DeviceCosts], device_layers: Sequence[int], on_device: Sequence[bool], first_device_layer: int
-) -> float:
+    devices: Sequence[DeviceCosts], device_layers: Sequence[int], on_device: Sequence[bool], first_device_layer: int,
+    sliced_s: Mapping[int, float] = NO_SLICES,
+) -> float:  # fmt: skip
     """Predicted total seconds of all passes. device_layers: how many layers each device has, the output counted as one
     behind the last; their sum is that of the layers from first_device_layer on. on_device: whether an operator is on
-    its layer's device."""
+    its layer's device. sliced_s: of the ranges, by their device, that have slices: what those take (cost/slices.py),
+    with the host's layers where they are the first."""
     total, begin, last = 0.0, first_device_layer, None
     graph = devices[0].costs.graph
     for number, (device, n_layers) in enumerate(zip(devices, device_layers, strict=True)):
-        if not n_layers:
+        own_s = sliced_s.get(number)
+        if not n_layers and own_s is None:
             continue
         end = begin + n_layers
-        total += range_seconds(device.costs, begin, end, on_device, from_host=last is None)
+        total += range_seconds(device.costs, begin, end, on_device, last is None) if own_s is None else own_s
         if last is not None:
             total += entry_seconds(device, last, begin)
         begin, last = end, number

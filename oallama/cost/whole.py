@@ -193,8 +193,9 @@ class Costs:
     def non_matmul_seconds(self, first_device_layer: int) -> float:
         """Seconds of the non-matmul work of all layers that run. Layers from first_device_layer on are on the
         device."""
-        n_device_layers = max(0, self.graph.n_run - first_device_layer)
-        return n_device_layers * self.non_matmul_device_s + (self.graph.n_run - n_device_layers) * self.non_matmul_cpu_s
+        n_layers = self.graph.n_computed
+        n_device_layers = max(0, n_layers - first_device_layer)
+        return n_device_layers * self.non_matmul_device_s + (n_layers - n_device_layers) * self.non_matmul_cpu_s
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -246,7 +247,7 @@ def transfer_seconds(
 
 def cpu_seconds(costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int]) -> float:
     """The CPU's part of placement_seconds."""
-    n_layers = min(costs.graph.n_run, first_device_layer)
+    n_layers = min(costs.graph.n_computed, first_device_layer)
     seconds = (
         cost.t_cpu_s
         for i, (cost, is_device) in enumerate(zip(costs.operators, on_device, strict=True))

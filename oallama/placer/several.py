@@ -29,9 +29,9 @@ def plan_over_devices(placer: Placer, request: Request, planned: Callable[[Place
     found = [planned(member) for member in placer.members]
     try:
         over = over_all(placer, replace(request, policy=ranges))
-        used = [one for one, n in zip(placer.device.each, _layers(placer, over), strict=False) if n]
+        used = [str(placer.device.each[number]) for number in placer.placed(over).devices_used]
         if 1 < len(used) < len(placer.members):
-            over = over_all(placer.on_devices([str(one) for one in used]), replace(request, policy=ranges))
+            over = over_all(placer.on_devices(used), replace(request, policy=ranges))
         found += [over] if len(used) > 1 else []
     except DoesNotFit:
         pass  # together they have less room than one of them alone: each keeps buffers of its own
@@ -44,10 +44,6 @@ def over_all(placer: Placer, request: Request) -> Plan:
     problems = placer.problems  # measured before a process of loads is there
     with placer.no_alloc_loads.together():
         return checked(placer, plan(problems, request, str(placer.device)))
-
-
-def _layers(placer: Placer, plan: Plan) -> tuple[int, ...]:
-    return plan.device_layers(placer.operators, placer.model.n_layer) if plan.device != "none" else ()
 
 
 def _left_out(placer: Placer, best: Plan) -> list[str]:

@@ -87,6 +87,13 @@ def stock_device(plan: Plan) -> str:
     return {"none": "none", "rpc": "RPC0"}.get(spec.kind) or ",".join(one.name for one in spec.each)
 
 
+def split_device(plan: Plan) -> str | None:
+    """ggml's name of the device, in a stock program, that split operators are on beside the CPU: of several the first;
+    None for a plan without one. Raises PlanError as stock_device."""
+    device = stock_device(plan).partition(",")[0]
+    return None if device == "none" else device
+
+
 def export_command(
     plan: Plan,
     operators: Sequence[Operator],

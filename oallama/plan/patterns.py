@@ -63,13 +63,13 @@ def host_patterns(
 
 def needs_split(operator: Operator, placement: OperatorPlacement, streams_tokens: bool, counts: bool = False) -> bool:
     """Whether the split back end must run it: it is split, or with a token assignment every layer's weight in host
-    memory, for the tokens that the device computes (CG'). counts: the back end counts how often experts are used, so
-    that experts in host memory are its as well."""
+    memory, for the tokens that the device computes (CG'), of several devices those of the first one's layers. counts:
+    the back end counts how often experts are used, so that experts in host memory are its as well."""
     if placement.backend == "split":
         return True
     if counts and operator.op == "MUL_MAT_ID" and placement.gg == 0:
         return True
-    return streams_tokens and placement.cc > 0 and takes_n_g(operator)
+    return streams_tokens and placement.cc > 0 and placement.device == 0 and takes_n_g(operator)
 
 
 def split_names(record: Plan, operators: Sequence[Operator], counts: bool = False) -> frozenset[str]:

@@ -174,10 +174,9 @@ class Plan:
         for operator, placement in self.pairs(operators):
             slice_counts(operator, placement)
             check_hot_experts(operator, placement)
-        if self.device_layers(operators, model.n_layer) and (
-            self.token_assignment or any(row.backend == "split" for row in self.operators)
-        ):
-            raise PlanError("a plan over several devices cannot split operators; plan again")
+        self.device_layers(operators, model.n_layer)
+        if beside := [row.name for row in self.operators if row.device and row.backend == "split"]:
+            raise PlanError(f"the plan splits {_some(beside)} on a device behind its first; plan again")
 
     def device_layers(self, operators: Sequence[Operator], n_layer: int) -> tuple[int, ...]:
         """How many layers each of several devices has, from the first that is on one; the output counts as one behind

@@ -5,6 +5,7 @@ lies where. The engine hands it over in memory, stock binaries read it from the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import and_
 
 from oallama.core.errors import PlanError
 from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, StreamSettings
@@ -55,7 +56,7 @@ def plugin_text(
     for operator, lives in zip(operators, resident, strict=True):
         if every_operator or operator.name in split:
             line = _tensor_line(operator, by_name[operator.name], lives)
-            no_n_g = plan.token_assignment and not takes_n_g(operator)
+            no_n_g = plan.token_assignment and not (takes_n_g(operator) and by_name[operator.name].device == 0)
             lines.append(f"{line} n_g=0" if no_n_g else line)
     return "\n".join(lines) + "\n"
 
@@ -102,7 +103,9 @@ def _residents(
     operators: Sequence[Operator], by_name: Mapping[str, OperatorPlacement], first_device_layer: int, taken: bool
 ) -> tuple[bool, ...]:
     on_device = [by_name[operator.name].gg == 1 for operator in operators]
-    return residents(operators, on_device, first_device_layer, taken)
+    beside = [by_name[operator.name].device == 0 for operator in operators]  # of several, the device with the slices
+    found = residents(operators, on_device, first_device_layer, taken)
+    return tuple(map(and_, found, beside))
 
 
 def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: bool) -> str:

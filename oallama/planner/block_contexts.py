@@ -130,7 +130,7 @@ class BlockContexts:
         for i, (is_device, sides) in enumerate(zip(on_device, costs.sides_s, strict=True)):
             if i not in inside:
                 between[self._parts[i]] += sides[is_device]
-        for layer in range(self._problem.graph.n_run):
+        for layer in range(self._problem.graph.n_computed):
             between[2 * layer] += costs.non_matmul_device_s if layer >= first_layer else costs.non_matmul_cpu_s
         total, begin, before = sum(between), 0, []
         for block in blocks:

@@ -38,11 +38,6 @@ def least(seconds: Callable[[int], float], low: int, high: int) -> tuple[int, fl
             known[x] = seconds(x)
         return known[x]
 
-    def downhill(x: int, stride: int) -> None:
-        while stride:
-            lower = next((y for y in (x - stride, x + stride) if first <= y <= last and at(y) < at(x)), None)
-            x, stride = (x, stride // 2) if lower is None else (lower, stride)
-
     for end in {low, high}:
         at(end)
     first, last = low + 1, high - 1
@@ -54,9 +49,17 @@ def least(seconds: Callable[[int], float], low: int, high: int) -> tuple[int, fl
         levels = [float("inf"), *map(at, points), float("inf")]
         for i, x in enumerate(points, start=1):
             if levels[i - 1] > levels[i] <= levels[i + 1]:
-                downhill(x, (last - first) // (2 * GRID))
+                downhill(at, x, (last - first) // (2 * GRID), first, last)
     best = min(sorted(known), key=at)
     return best, known[best]
+
+
+def downhill(seconds: Callable[[int], float], x: int, stride: int, first: int, last: int) -> int:
+    """Where no lower value is beside x, in first..last, by ever smaller steps from `stride` on."""
+    while stride:
+        lower = next((y for y in (x - stride, x + stride) if first <= y <= last and seconds(y) < seconds(x)), None)
+        x, stride = (x, stride // 2) if lower is None else (lower, stride)
+    return x
 
 
 ROWS_AT_ONCE = 4

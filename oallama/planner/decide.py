@@ -20,6 +20,7 @@ from oallama.core.types import CPU_DEVICE, Phase, Workload
 from oallama.plan.plan import Plan
 from oallama.planner.attention import Problems, seconds_over
 from oallama.planner.explain import physical_bound
+from oallama.planner.parts import sliced_part
 from oallama.planner.placement import VerifiedPlan, plan_record
 from oallama.planner.policies.oato import oato
 from oallama.planner.policies.registry import Policy, Request, Rules, find_policy, policy_names
@@ -187,5 +188,7 @@ def seconds_in(problem: Problem, decision: VerifiedPlan, n_ubatch: int, phase: P
     memory these need."""
     placement, workload = decision.placement, replace(decision.workload, n_ubatch=n_ubatch)
     if placement.token_assignment:
-        placement = slicer_of(problem, workload, placement).with_n_g(placement)
+        part, own = sliced_part(problem, placement)
+        table = slicer_of(part, workload, own).with_n_g(own).token_assignment
+        placement = replace(placement, token_assignment=table)
     return price(problem, workload, placement).over(phase)

@@ -104,6 +104,11 @@ class DeviceMemory:
         """The same where the split back end's instance computes beside llama.cpp's."""
         return replace(self, runtime=self.runtime_beside)
 
+    def of_layers(self, n_layer: int) -> DeviceMemory:
+        """The same where the device has at most so many of the layers."""
+        share = n_layer / max(1, self.n_layer)
+        return replace(self, kv=int(share * self.kv), other_weights=int(share * self.other_weights), n_layer=n_layer)
+
     def budget(self, first_device_layer: int) -> int:
         """Bytes left when the layers from first_device_layer on are on the device; negative: does not fit.
 

@@ -122,6 +122,11 @@ class Placement:
         return max(0, bisect_right(list(ends), layer) - 1) if self.device_layers else 0
 
     @property
+    def devices_used(self) -> tuple[int, ...]:
+        """The numbers of those of several devices that have layers or slices."""
+        return tuple(i for i, n_layers in enumerate(self.device_layers) if n_layers or (i == 0 and self.is_sliced))
+
+    @property
     def streams(self) -> bool:
         return bool(self.token_assignment) or any(assignment.cut.cg for assignment in self.assignments)
 

@@ -9,16 +9,17 @@ from oallama.core.history import BlockRuns, SeenPasses
 from oallama.core.types import PLAIN_LAYOUT, Phase, Predicted, StockOptions, Workload
 from oallama.cost.expert_cache import MOST_TOKENS, beside_cache, cached_layers, through_cache
 from oallama.cost.passes import Pass, passes
-from oallama.cost.ranges import ranges_seconds
+from oallama.cost.ranges import NO_SLICES, ranges_seconds
 from oallama.cost.rates import slice_rates
 from oallama.cost.slices import Pricing
 from oallama.cost.timeline import BlockTimes, cycle_seconds
 from oallama.cost.whole import Costs, placement_seconds
 from oallama.plan.plan import Plan
 from oallama.planner.cutting import CutBlocks, n_g_at
+from oallama.planner.parts import sliced_part
 from oallama.planner.placement import Placement
 from oallama.planner.problem import Problem, costs_of, costs_over, device_costs
-from oallama.planner.slicer import slicer_of
+from oallama.planner.slicer import SlicePlan, slicer_of
 
 
 def price(problem: Problem, workload: Workload, placement: Placement) -> Predicted:
@@ -27,18 +28,25 @@ def price(problem: Problem, workload: Workload, placement: Placement) -> Predict
     Raises PlanError for slices that are no blocks of ours, ProfileError if the profile has no link.
     """
     problem = problem.of_step(workload.step)
+    sliced: SlicePlan | None = None
     if placement.is_sliced:
-        slicer = slicer_of(problem, workload, placement)
-        plan = slicer.priced(*slicer.cuts_of(placement), placement.token_assignment)
-        return plan.predicted(workload)
+        part, own = sliced_part(problem, placement)
+        slicer = slicer_of(part, workload, own)
+        sliced = slicer.priced(*slicer.cuts_of(own), own.token_assignment)
     if placement.device_layers:
         layouts = host_layouts(problem, workload, placement)
 
-        def over_devices(phase: Phase) -> float:
-            devices = device_costs(problem, passes(workload, phase), layouts)
-            return ranges_seconds(devices, placement.device_layers, placement.on_device, placement.first_device_layer)
+        def over_devices(phase: Phase, sliced_s: float | None) -> float:
+            devices = device_costs(problem, passes(workload, phase), layouts, mapped=sliced is None)
+            return ranges_seconds(
+                devices, placement.device_layers, placement.on_device, placement.first_device_layer,
+                NO_SLICES if sliced_s is None else {0: sliced_s},
+            )  # fmt: skip
 
-        return Predicted.with_drafts(over_devices("prefill"), over_devices("decode"), workload)
+        prefill_s, decode_s = (None, None) if sliced is None else (sliced.prefill_s, sliced.decode_s)
+        return Predicted.with_drafts(over_devices("prefill", prefill_s), over_devices("decode", decode_s), workload)
+    if sliced is not None:
+        return sliced.predicted(workload)
     costs_in = WholeCosts(problem, workload, placement)
 
     def seconds(phase: str) -> float:
@@ -111,6 +119,7 @@ def seen_passes(
     outputs alone run for fewer tokens than a pass has, and are left out."""
     if not placement.is_sliced:
         return ()
+    problem, placement = sliced_part(problem, placement)
     slicer, table = slicer_of(problem, plan.workload, placement), plan.token_assignment
     cut_blocks = [
         (block, (cost, cut))

@@ -121,11 +121,11 @@ def costs_over(
 
 
 def device_costs(
-    problem: Problem, over: tuple[Pass, ...], layouts: Sequence[str] | None = None
+    problem: Problem, over: tuple[Pass, ...], layouts: Sequence[str] | None = None, mapped: bool = True
 ) -> tuple[DeviceCosts, ...]:
     """Prices over these passes on each of several devices. What the host has is computed as beside the first, to which
-    alone llama.cpp streams it. layouts: as in costs_over."""
-    first, *others = (costs_over(device, over, layouts=layouts) for device in problem.devices)
+    alone llama.cpp streams it. layouts, mapped: as in costs_over."""
+    first, *others = (costs_over(device, over, layouts=layouts, mapped=mapped) for device in problem.devices)
     found = [DeviceCosts(first, ())]
     for number, costs in enumerate(others, start=1):
         operators = tuple(
@@ -161,22 +161,22 @@ def measured(
     and their slices, which are the split backend's own. `spare` may be negative. capacity: bytes of the device; None:
     as that load found it."""
     taken = problem.no_alloc_load(workload, placement)
+    weights_host = taken.weights_host + placement.twice_bytes - placement.gg_bytes
     if placement.device_layers:
-        return summed(
-            tuple(
-                memory_breakdown(
-                    device.capacity(own), device.vram_fill, own.weights_gpu, 0, own.kv, own.compute,
-                    runtime=device.runtime_bytes(workload),
-                )
-                for device, own in zip(problem.devices, taken.devices, strict=True)
-            ),
-            taken.weights_host,
-        )  # fmt: skip
+
+        def of_device(number: int, own: LoadBytes) -> MemoryBreakdown:
+            device, sliced = problem.devices[number], number == 0 and placement.is_sliced  # slices are the first one's
+            return memory_breakdown(
+                device.capacity(own), device.vram_fill, own.weights_gpu + sliced * placement.held_bytes, 0, own.kv,
+                own.compute, sliced * placement.staging_bytes, device.runtime_bytes(workload, 1 + sliced),
+            )  # fmt: skip
+
+        return summed(tuple(of_device(number, own) for number, own in enumerate(taken.devices)), weights_host)
     return memory_breakdown(
         problem.capacity(taken) if capacity is None else capacity,
         problem.vram_fill,
         taken.weights_gpu + placement.held_bytes + placement.cache_bytes,
-        taken.weights_host + placement.twice_bytes - placement.gg_bytes,
+        weights_host,
         taken.kv,
         taken.compute,
         placement.staging_bytes,

@@ -12,7 +12,8 @@ seconds for each byte are taken first, until the device is full; the host keeps 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from math import inf
 
@@ -20,50 +21,61 @@ from oallama.core.types import Operator
 from oallama.cost.ranges import DeviceCosts, entry_seconds, range_seconds, ranges_seconds
 from oallama.planner.placement import Placement, whole_assignments
 
+HOST = -1
+"""In place of the device before a layer: there is none."""
 
-def best_ranges(
-    n_layers: int,
-    n_devices: int,
-    host_seconds: Callable[[int], float],
-    seconds: Callable[[int, int, int], float],
-    entry: Callable[[int, int, int], float],
-) -> tuple[float, int, tuple[int, ...]]:
-    """(seconds, first layer on a device, layers of each device) with the least seconds; of equal ones with the fewest
-    devices, and then layers on them.
 
-    host_seconds: of the layers before this one on the host. seconds: of a device's range [begin, end), infinite where
-    it does not fit. entry: of the copy from one device to another, which the layer is the first of.
-    """
-    none = -1
-    least: dict[tuple[int, int], tuple[float, int, int]] = {}  # (layer, device before) -> (seconds, device, end)
-    for begin in reversed(range(n_layers + 1)):
-        for before in range(none, n_devices if begin else 0):
-            if begin == n_layers:
-                least[begin, before] = (0.0, none, begin)
-                continue
-            least[begin, before] = min(
-                (
+class Ranges:
+    """The dynamic program. seconds: of a device's range [begin, end), infinite where it does not fit. entry: of the
+    copy from one device to another, which the layer is the first of."""
+
+    def __init__(
+        self,
+        n_layers: int,
+        n_devices: int,
+        seconds: Callable[[int, int, int], float],
+        entry: Callable[[int, int, int], float],
+    ) -> None:
+        self._n_layers, self._n_devices, seconds = n_layers, n_devices, cache(seconds)
+        # (layer, device before) -> (seconds from that layer on, its device, where the range ends)
+        self._least: dict[tuple[int, int], tuple[float, int, int]] = {}
+        for begin in reversed(range(n_layers + 1)):
+            for before in range(HOST, n_devices if begin else 0):
+                if begin == n_layers:
+                    self._least[begin, before] = (0.0, HOST, begin)
+                    continue
+                self._least[begin, before] = min(
                     (
-                        (0.0 if before == none else entry(before, device, begin))
-                        + seconds(device, begin, end)
-                        + least[end, device][0],
-                        device,
-                        end,
-                    )
-                    for device in range(before + 1, n_devices)
-                    for end in range(n_layers, begin, -1)
-                ),
-                key=lambda found: found[0],
-                default=(inf, none, n_layers),
-            )
-    totals = [host_seconds(first) + least[first, none][0] for first in range(n_layers + 1)]
-    total = min(totals)
-    begin = first = n_layers - totals[::-1].index(total)
-    layers, before = [0] * n_devices, none
-    while begin < n_layers:
-        _, before, end = least[begin, before]
-        layers[before], begin = end - begin, end
-    return total, first, tuple(layers)
+                        (
+                            (0.0 if before == HOST else entry(before, device, begin))
+                            + seconds(device, begin, end)
+                            + self._least[end, device][0],
+                            device,
+                            end,
+                        )
+                        for device in range(before + 1, n_devices)
+                        for end in range(n_layers, begin, -1)
+                    ),
+                    key=lambda found: found[0],
+                    default=(inf, HOST, n_layers),
+                )
+
+    def best(self, host_seconds: Callable[[int], float]) -> tuple[float, int, tuple[int, ...]]:
+        """(seconds, first layer on a device, layers of each device) with the least seconds; of equal ones with the
+        fewest devices, and then layers on them. host_seconds: of the layers before this one on the host."""
+        totals = [host_seconds(first) + self._least[first, HOST][0] for first in range(self._n_layers + 1)]
+        total = min(totals)
+        first = self._n_layers - totals[::-1].index(total)
+        return total, first, self.behind(HOST, first)[1]
+
+    def behind(self, before: int, begin: int) -> tuple[float, tuple[int, ...]]:
+        """(least seconds, layers of each device) of the layers from `begin` on, where this device has the one before
+        them."""
+        layers, least_s = [0] * self._n_devices, self._least[begin, before][0]
+        while begin < self._n_layers:
+            _, before, end = self._least[begin, before]
+            layers[before], begin = end - begin, end
+        return least_s, tuple(layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,64 +97,95 @@ class _Layer:
     steps: tuple[_Step, ...]
 
 
-def place(
-    devices: Sequence[DeviceCosts], operators: Sequence[Operator], budgets: Sequence[Callable[[int], int]]
-) -> Placement:
-    """The placement with the least seconds over the passes of `devices`. budgets: of each device, bytes for weights
+class WholeRanges:
+    """Whole operators on several devices, over the passes of `devices`. budgets: of each device, bytes for weights
     where so many blocks have their norms and KV there; negative: these do not fit."""
-    graph = devices[0].costs.graph
-    n_layers = graph.n_layer + 1
-    layers = [[_layer(device, operators, layer) for layer in range(n_layers)] for device in devices]
 
-    def budget(device: int, begin: int, end: int) -> int:
-        return budgets[device](min(end, graph.n_layer) - begin)
+    def __init__(
+        self, devices: Sequence[DeviceCosts], operators: Sequence[Operator], budgets: Sequence[Callable[[int], int]]
+    ) -> None:
+        graph = devices[0].costs.graph
+        self._devices, self._budgets, self._n_layer = devices, budgets, graph.n_layer
+        self._n_operators = len(operators)
+        self._layers = [_layers(device, operators) for device in devices]
 
-    def seconds(device: int, begin: int, end: int) -> float:
-        left = budget(device, begin, end)
+        def entry(last: int, device: int, layer: int) -> float:
+            return entry_seconds(devices[device], last, layer)
+
+        self._ranges = Ranges(graph.n_layer + 1, len(devices), self._seconds, entry)
+
+    def best(self) -> Placement:
+        """The placement with the least seconds."""
+        costs, on_host = self._devices[0].costs, (False,) * self._n_operators
+        host_s = [
+            range_seconds(costs, first, first, on_host, from_host=True) for first in range(len(self._layers[0]) + 1)
+        ]
+        _, first, device_layers = self._ranges.best(host_s.__getitem__)
+        on_device = self._there(first, device_layers)
+        total = ranges_seconds(self._devices, device_layers, on_device, first)
+        return Placement(whole_assignments(on_device), first, total, 1, device_layers=device_layers)
+
+    def behind_first(self, placement: Placement, border: int) -> Placement:
+        """The placement of the first device's layers, which end at `border`, with the best of the layers from there on
+        on the devices behind it, and the seconds of both; infinite where they do not fit."""
+        seconds, device_layers = self._ranges.behind(0, border)
+        there = self._there(border, device_layers)
+        own = placement.assignments
+        return replace(
+            placement,
+            assignments=(*own, *whole_assignments(there[len(own) :])),
+            device_layers=(border - placement.first_device_layer, *device_layers[1:]),
+            seconds=placement.seconds + seconds,
+        )
+
+    def _budget(self, device: int, begin: int, end: int) -> int:
+        return self._budgets[device](min(end, self._n_layer) - begin)
+
+    def _seconds(self, device: int, begin: int, end: int) -> float:
+        left = self._budget(device, begin, end)
         if left < 0:
             return inf
-        members = layers[device][begin:end]
+        members = self._layers[device][begin:end]
         return sum(layer.seconds for layer in members) + sum(step.seconds for step in _taken(members, left))
 
-    on_host = (False,) * len(operators)
-    host_s = [range_seconds(devices[0].costs, first, first, on_host, from_host=True) for first in range(n_layers + 1)]
-    _, first, device_layers = best_ranges(
-        n_layers,
-        len(devices),
-        host_s.__getitem__,
-        seconds,
-        lambda last, to, layer: entry_seconds(devices[to], last, layer),
-    )
-    there: set[int] = set()
-    for device, (begin, n) in enumerate(zip(accumulate(device_layers, initial=first), device_layers, strict=False)):
-        if n:
-            taken = _taken(layers[device][begin : begin + n], budget(device, begin, begin + n))
-            there.update(i for step in taken for i in step.operators)
-    on_device = [i in there for i in range(len(operators))]
-    total = ranges_seconds(devices, device_layers, on_device, first)
-    return Placement(whole_assignments(on_device), first, total, 1, device_layers=device_layers)
+    def _there(self, first: int, device_layers: Sequence[int]) -> list[bool]:
+        """Which operators are on their layer's device."""
+        on_device = [False] * self._n_operators
+        for device, (begin, n) in enumerate(zip(accumulate(device_layers, initial=first), device_layers, strict=False)):
+            if n and (left := self._budget(device, begin, begin + n)) >= 0:
+                for step in _taken(self._layers[device][begin : begin + n], left):
+                    for i in step.operators:
+                        on_device[i] = True
+        return on_device
 
 
-def _layer(device: DeviceCosts, operators: Sequence[Operator], layer: int) -> _Layer:
-    """The steps: all but the FFN, then the FFN; or both at once, where the second saves more for each byte."""
-    costs = device.costs
-    begin, end = costs.graph.layer_operators[layer]
-    able = [i for i in range(begin, end) if costs.operators[i].t_gpu_s is not None]
-    others = [i for i in able if not operators[i].role.startswith("ffn_")]
+def _layers(device: DeviceCosts, operators: Sequence[Operator]) -> list[_Layer]:
+    """Each layer in the middle of the device's range. The steps: all but the FFN, then the FFN; or both at once, where
+    the second saves more for each byte."""
+    costs, found = device.costs, list[_Layer]()
+    sides = [False] * len(operators)  # of one layer at a time
 
-    def seconds(there: Sequence[int]) -> float:
-        on_device = [i in there for i in range(len(operators))]
-        return range_seconds(costs, layer, layer + 1, on_device, from_host=False)
+    def seconds(layer: int, there: Sequence[int]) -> float:
+        for i in there:
+            sides[i] = True
+        total = range_seconds(costs, layer, layer + 1, sides, from_host=False)
+        for i in there:
+            sides[i] = False
+        return total
 
-    def step(before: Sequence[int], after: Sequence[int]) -> _Step:
+    def step(layer: int, before: Sequence[int], after: Sequence[int]) -> _Step:
         added = tuple(i for i in after if i not in before)
-        n_bytes, saved_s = sum(costs.operators[i].bytes for i in added), seconds(before) - seconds(after)
+        n_bytes, saved_s = sum(costs.operators[i].bytes for i in added), seconds(layer, before) - seconds(layer, after)
         return _Step(saved_s / max(1, n_bytes), -saved_s, n_bytes, added)
 
-    steps = [step((), others), step(others, able)]
-    if steps[0].worth < steps[1].worth:
-        steps = [step((), able)]
-    return _Layer(seconds(()), tuple(step for step in steps if step.worth > 0))
+    for layer, (begin, end) in enumerate(costs.graph.layer_operators):
+        able = [i for i in range(begin, end) if costs.operators[i].t_gpu_s is not None]
+        others = [i for i in able if not operators[i].role.startswith("ffn_")]
+        steps = [step(layer, (), others), step(layer, others, able)]
+        if steps[0].worth < steps[1].worth:
+            steps = [step(layer, (), able)]
+        found.append(_Layer(seconds(layer, ()), tuple(step for step in steps if step.worth > 0)))
+    return found
 
 
 def _taken(layers: Sequence[_Layer], budget: int) -> list[_Step]:

@@ -53,16 +53,19 @@ def plan_sentences(record: Plan, operators: Sequence[Operator], words: Words = P
 
 
 def device_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
-    """Say which layers each of several devices has, and how much of its memory is used."""
+    """Say which layers each of several devices has, whether slices beside the first, and how much of its memory is
+    used."""
     n_layer = max((operator.layer + 1 for operator in operators if operator.layer is not None), default=0)
-    begin, sentences = n_layer + 1 - record.n_gpu_layers, []
+    begin, sentences = n_layer + 1 - record.n_gpu_layers, list[str]()
     devices = zip(
         device_texts(record.device), record.device_layers(operators, n_layer), record.memory.devices, strict=False
     )
+    slices = "slices" if record.n_on("split") else ""
     for device, n_layers, memory in devices:
         begin, end = begin + n_layers, min(begin + n_layers, n_layer)
         blocks = f"{layers_text(begin - n_layers, end)}" if end > begin - n_layers else ""
-        what = " and ".join(filter(None, [blocks, "the output" if begin > n_layer else ""]))
+        output = "the output" if n_layers and begin > n_layer else ""
+        what = " and ".join(filter(None, [blocks, output, "" if sentences else slices]))
         used = f"{format_bytes(memory.limit - memory.spare)} of {format_bytes(memory.limit)}"
         sentences.append(f"{device_name(device)}: {what}, {used}")
     return tuple(sentences)

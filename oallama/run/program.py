@@ -26,6 +26,7 @@ from oallama.plan.export import (
     REPORT_VARIABLE,
     Plugin,
     needs_plugin,
+    split_device,
     splits,
     stock_command,
     stock_device,
@@ -173,7 +174,7 @@ def launch(
     if plugin is not None:
         added = {**added, REPORT_VARIABLE: str(folder / REPORT_FILES)}
     if plugin is not None and splits(plan, operators, counts):
-        device = None if stock_device(plan) == "none" else stock_device(plan)  # experts on the CPU may be counted
+        device = split_device(plan)  # None where experts on the CPU are counted
         write_whole(folder / PLAN_FILE, plugin_text(plan, operators, n_layer, device, counts=counts))
     if settings.address.api_key is not None:
         added = {**added, KEY_VARIABLE: settings.address.api_key}

@@ -136,12 +136,14 @@ def _loaded(operator: Operator, planned: OperatorPlacement, slice: SliceInfo) ->
 
 def _moved(memory_breakdown: MemoryBreakdown, n_bytes: int, n_cold: int) -> MemoryBreakdown:
     """The memory breakdown with so many bytes of weights on the host that were to be on the device, and n_cold fewer
-    there of experts, which the host has anyway."""
+    there of experts, which the host has anyway. Of several devices they are the first one's."""
+    first, devices = memory_breakdown.devices[:1], memory_breakdown.devices[1:]
     return replace(
         memory_breakdown,
         weights_gpu=memory_breakdown.weights_gpu - n_bytes - n_cold,
         weights_host=memory_breakdown.weights_host + n_bytes,
         spare=memory_breakdown.spare + n_bytes + n_cold,
+        devices=(*(replace(_moved(one, n_bytes, n_cold), weights_host=0) for one in first), *devices),
     )
 
 

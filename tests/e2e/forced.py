@@ -110,7 +110,8 @@ def forced(
         )
         for operator, cut in zip(operators, cuts(operators, share), strict=True)
     )
-    placement = Placement(places, model.n_layer + 1 if whole is None else 0, **fields)
+    first = model.n_layer + 1 if whole is None else 0
+    placement = Placement(places, **{"first_device_layer": first, **fields})
     gg_bytes = slice_weights(operators, [0 if place.is_device else place.cut.gg for place in places])
     hot_bytes = sum(o.bytes // o.shape[2] * len(p.hot_experts) for o, p in zip(operators, places, strict=True))
     held, workload = gg_bytes + hot_bytes, replace(placer.workload(8, 8), step=step, n_outputs=n_outputs)

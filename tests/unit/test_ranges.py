@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import (
     CARD,
+    HOST,
     SMALL,
     World,
     bytes_of,
@@ -24,23 +25,37 @@ from worlds import (
 
 from oallama.core.errors import DoesNotFit, PlanError, UsageError
 from oallama.core.options import Options
-from oallama.core.types import Attention, MemoryBreakdown, Workload
+from oallama.core.types import Attention, MemoryBreakdown, StreamSettings, Workload
+from oallama.cost.blocks import is_ffn, slice_weights
 from oallama.cost.passes import passes
-from oallama.cost.ranges import ranges_seconds
+from oallama.cost.ranges import range_seconds, ranges_seconds
+from oallama.cost.slices import Cut
 from oallama.cost.whole import placement_seconds
 from oallama.device.spec import device_for_plan, parse_device
+from oallama.model.cut import cut_extent
 from oallama.placer import Placer
 from oallama.plan.export import stock_command
 from oallama.plan.plan import Plan
 from oallama.planner.attention import AttentionRule, Problems
 from oallama.planner.decide import plan
-from oallama.planner.placement import Placement, placed_by_plan, whole_bytes
+from oallama.planner.memory import staging_bytes
+from oallama.planner.parts import problem_in, sliced_part
+from oallama.planner.placement import ON_DEVICE, ON_HOST, Assignment, Placement, placed_by_plan, whole_bytes
 from oallama.planner.policies.ranges import on_each, ranges
 from oallama.planner.policies.registry import Request
 from oallama.planner.price import price
-from oallama.planner.problem import LoadBytes, Problem, costs_of, device_costs
+from oallama.planner.problem import (
+    LoadBytes,
+    Problem,
+    costs_of,
+    costs_over,
+    device_costs,
+    empty_memory,
+    measured,
+)
 from oallama.planner.pure_plan import Memory, pure_problem
-from oallama.planner.ranges import best_ranges
+from oallama.planner.ranges import Ranges, WholeRanges
+from oallama.planner.slicer import slicer_of
 from oallama.report.plan import plan_sentences
 
 pytestmark = pytest.mark.usefixtures("small_cards")
@@ -147,10 +162,10 @@ def test_ranges_are_the_best_of_all_contiguous_ones(data: st.DataObject, n_layer
         for bounds in combinations_with_replacement(range(n_layers + 1), n_devices):
             yield (*bounds, n_layers)
 
-    found_s, first, layers = best_ranges(
-        n_layers, n_devices, lambda first: sum(host[: first + 1]),
-        lambda *span: table[span], lambda last, device, layer: entries[last, device, layer],
-    )  # fmt: skip
+    ranges = Ranges(
+        n_layers, n_devices, lambda *span: table[span], lambda last, device, layer: entries[last, device, layer]
+    )
+    found_s, first, layers = ranges.best(lambda first: sum(host[: first + 1]))
     bounds = [first]
     for n in layers:
         bounds.append(bounds[-1] + n)
@@ -194,9 +209,10 @@ def problem_over(each: Sequence[World]) -> Problem:
         if not placement.device_layers:
             return problems[0].no_alloc_load(workload, placement)
         host = first.taken(workload, Attention("on"))
+        slices = placement.device_bytes, *(0 for _ in each[1:])
         parts = [
-            LoadBytes(n_bytes, 0, host.kv * n_blocks // first.model.n_layer, host.compute, w.device_bytes)
-            for w, (n_blocks, n_bytes) in zip(each, on_each(problems[0], placement), strict=True)
+            LoadBytes(n_bytes - own, 0, host.kv * n_blocks // first.model.n_layer, host.compute, w.device_bytes)
+            for w, own, (n_blocks, n_bytes) in zip(each, slices, on_each(problems[0], placement), strict=True)
         ]
         on_cards = whole_bytes(first.operators, placement.on_device)
         return LoadBytes(on_cards, host.weights_host - on_cards, host.kv, host.compute, 0, tuple(parts))
@@ -245,6 +261,95 @@ def test_of_experts_each_card_has_attention_first() -> None:
     assert found.n_gpu_layers == model.n_layer + 1
     sides = {(o.role, place.gg) for o, place in zip(each[0].operators, found.operators, strict=True)}
     assert ("attn_q", 0.0) not in sides and {("ffn_up_exps", 0.0), ("ffn_up_exps", 1.0)} <= sides
+
+
+#
+# splits beside the first device
+#
+
+
+@settings(deadline=None)
+@given(world=worlds(), data=st.data())
+def test_a_part_by_itself_costs_what_its_range_costs(world: World, data: st.DataObject) -> None:
+    """Of whole operators: the layers of a device with the host's before them, or those behind another device's."""
+    problem, n_layer = problem_over([world]), world.model.n_layer
+    window = begin, end = data.draw(st.sampled_from([(a, b) for b in range(1, n_layer + 2) for a in range(b)]))
+    first = begin or data.draw(st.integers(0, end - 1))
+    sides = [layer >= first and data.draw(st.booleans()) for layer in problem.graph.operator_layer]
+    low, high = problem.graph.operators_of(window)
+    costs = costs_of(problem.devices[0], world.workload, "mixed")
+    own = costs_over(problem_in(problem, 0, window), costs.passes, layouts=costs.layouts[low:high])
+    of_part = placement_seconds(own, sides[low:high], first - begin)
+    assert of_part == pytest.approx(range_seconds(costs, first, end, sides, from_host=not begin))
+
+
+def cut_like(problem: Problem, workload: Workload, border: int, gg: float, cg: float, alone: bool) -> Placement | None:
+    """All layers before the border on the first device, their FFNs cut at these shares; the others whole on the second.
+    alone: with nothing on the first device but slices. None: too small to be cut so."""
+    n_layer, places = problem.graph.n_layer, list[Assignment]()
+    for operator, layer in zip(problem.operators, problem.graph.operator_layer, strict=True):
+        if layer < border and is_ffn(operator):
+            extent, step = cut_extent(operator), 256  # whole groups of every layout and type
+            on_gg, on_cg = (int(share * extent / step) * step for share in (gg, cg))
+            if not on_gg + on_cg:
+                return None
+            places.append(Assignment(Cut(extent - on_gg - on_cg, on_cg, on_gg)))
+        else:
+            places.append(ON_HOST if alone and layer < border else ON_DEVICE)
+    layers = (0 if alone else border), n_layer + 1 - border
+    placement = Placement(
+        tuple(places), n_layer + 1 - sum(layers), device_layers=layers, streaming=StreamSettings() if cg else None,
+        gg_bytes=slice_weights(problem.operators, [0 if p.is_device else p.cut.gg for p in places]),
+    )  # fmt: skip
+    part, own = sliced_part(problem, placement)
+    _, cut = slicer_of(part, workload, own).cuts_of(own)
+    return replace(placement, staging_bytes=staging_bytes(cut, StreamSettings(), workload.largest_batch, 0))
+
+
+@settings(deadline=None, max_examples=10)
+@given(world=worlds(), another=worlds())
+def test_splits_are_as_good_as_any_border_and_shares(world: World, another: World) -> None:
+    """Against every border, with shares of all FFNs before it on a grid, that fits both devices."""
+    world = replace(world, model=replace(world.model, n_expert=0, n_expert_used=0), options=Options(flash_attn="on"))
+    problem, workload = problem_over([world, replace(world, card=another.card, share=another.share)]), world.workload
+    problem = problem.of_step(workload.step)
+    if any(can is False for o, can in zip(problem.operators, problem.splittable, strict=True) if is_ffn(o)):
+        return
+    try:
+        found = ranges.place(problem, Request(workload))
+    except DoesNotFit:
+        return
+    assert found.memory.fits
+    if len(found.placement.devices_used) < 2:
+        return
+    shares = [(gg, cg) for gg, cg in product((0.0, 0.25, 0.5, 0.75), (0.0, 0.25)) if 0 < gg + cg < 1]
+    tried = (
+        cut_like(problem, workload, border, *each, alone)
+        for border in range(1, world.model.n_layer + 1) for each in shares for alone in (False, True)
+    )  # fmt: skip
+    least_s = min(
+        (price(problem, workload, p).total_s for p in tried if p is not None and measured(problem, workload, p).fits),
+        default=float("inf"),
+    )
+    assert found.predicted.total_s <= 1.05 * least_s
+
+
+def test_what_fits_neither_card_is_split_beside_the_first() -> None:
+    large, slow = model_info(n_layer=8, n_embd=4096, n_ff=12288), replace(HOST, bytes_per_s=HOST.bytes_per_s / 4)
+    each = two(0.4, 0.2, model=large, host=slow)
+    found, problem = planned(each), problem_over(each)
+    assert found.policy == "ranges" and found.memory.fits and found.version == 3
+    rows = list(zip(each[0].operators, found.operators, strict=True))
+    assert any(place.backend == "split" for _, place in rows)
+    assert all(place.device == 0 for _, place in rows if place.backend == "split")
+    first, second = found.memory.devices
+    assert first.staging > 0 and second.staging == 0 and found.memory.staging == first.staging
+    costs = device_costs(problem, passes(LONG, "mixed"))
+    memories = [empty_memory(one, LONG) for one in problem.devices]
+    budgets = [lambda n, memory=memory: memory.operator_budget(memory.n_layer - n) for memory in memories]
+    whole = WholeRanges(costs, each[0].operators, budgets).best()
+    assert found.predicted is not None
+    assert found.predicted.total_s < 0.9 * price(problem, LONG, whole).total_s
 
 
 @settings(deadline=None, max_examples=30)
@@ -307,9 +412,12 @@ def test_a_plan_that_llama_cpp_cannot_load_is_refused() -> None:
     rows = (replace(mixed.operators[0], device=1), *mixed.operators[1:])
     with pytest.raises(PlanError, match="one layer on two devices"):
         replace(mixed, operators=rows).check(SMALL, operators)
-    split = (replace(mixed.operators[0], gg=0.5, cc=0.5), *mixed.operators[1:])
-    with pytest.raises(PlanError, match="cannot split operators"):
-        replace(mixed, operators=split).check(SMALL, operators)
+    *others, last = mixed.operators
+    behind = replace(mixed, operators=(*others, replace(last, gg=0.5, cc=0.5)))
+    with pytest.raises(PlanError, match=r"splits operator output\.weight on a device behind its first"):
+        behind.check(SMALL, operators)
+    first, *others = mixed.operators
+    replace(mixed, operators=(replace(first, gg=0.5, cc=0.5), *others)).check(SMALL, operators)
 
 
 def test_llama_cpp_is_told_the_devices_and_how_many_layers_each_has() -> None:

@@ -70,6 +70,7 @@ class MemoryBudget:
     memory: DeviceMemory  # before any operator
     slicer: Callable[..., Slicer]  # prices of blocks that are cut, for a workload
     has_llama: bool = True  # False: llama.cpp is on the CPU alone, so that only slices may be on the device
+    may_be_bare: bool = False  # beside llama.cpp too: it has layers on another device
     notes: tuple[str, ...] = ()  # on what was lowered to make this budget
     last: Placement | None = None  # what was proposed for this budget before it was corrected
     to_beat_s: float = inf  # of what is proposed for another budget

@@ -176,6 +176,8 @@ class SliceSearch:
         placement = attention(costs, operators)
         if whole_bytes(operators, placement.on_device) <= budget.operator_bytes(0):
             yield from look(placement)
+        if budget.may_be_bare:
+            yield from look(placed_whole(costs, (False,) * len(operators), self._problem.graph.n_layer))
 
     def _shares(self) -> Sequence[float]:
         """Shares of the budget that OATO may fill, the whole first."""
@@ -319,7 +321,14 @@ def split(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
 def experts(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     if fault := hot_fault(problem):
         raise UsageError(fault)
-    return chain.from_iterable(search.best() for search in _searches(problem, budget))
+    return most_choices(problem, budget)
+
+
+def most_choices(problem: Problem, budget: MemoryBudget) -> Iterator[Placement]:
+    """What the one of these policies proposes that has the most choices for this model."""
+    hot = not hot_fault(problem)
+    searches = _searches(problem, budget) if hot else (SliceSearch(problem, budget, streams=True, hot=False),)
+    return chain.from_iterable(search.best() for search in searches)
 
 
 def _searches(problem: Problem, budget: MemoryBudget) -> Iterator[SliceSearch]:
