@@ -95,25 +95,27 @@ def assert_memory(plan: Plan, found: dict[str, int], n_embd: int) -> None:
         assert min(least, 0.99 * planned) <= found[f"Emulated{number}"] <= most
 
 
-def test_a_planned_model_lies_on_both_cards_and_answers_as_stock_does(models: Path) -> None:
+def test_a_planned_model_lies_on_both_cards(models: Path) -> None:
     path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
     placer = opened(path, vram=f"{14 * MIB},{16 * MIB}")
     plan = placer.plan(workload=all_logits(placer, 64))
     assert plan.policy == "ranges" and plan.memory.fits and len(plan.memory.devices) == 2
     assert all(device.weights_gpu > 0 for device in plan.memory.devices)
     assert_memory(plan, loaded(plan, path), placer.model.n_embd)
-    with placer.engine(Plan.from_json(json.loads(json.dumps(plan.to_json()))), once=True) as engine:
-        answer = engine.generate("one two", max_tokens=8, temperature=0)
-        assert answer.n_gen == 8 and engine.memory.warning == ""
 
 
 def test_what_neither_card_holds_is_split_beside_the_first(models: Path) -> None:
+    """In a process that loads the plan, and in llama-server."""
     path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
     placer = opened(path, vram=f"{12 * MIB},{9 * MIB}")
     plan = placer.plan(workload=all_logits(placer, 64))
     assert plan.policy == "ranges" and plan.memory.fits and plan.version == 3
     assert {row.device for row in plan.operators if row.backend == "split"} == {0}
     assert_memory(plan, loaded(plan, path), placer.model.n_embd)
+    with placer.engine(Plan.from_json(json.loads(json.dumps(plan.to_json()))), once=True) as engine:
+        answer = engine.generate("one two", max_tokens=8, temperature=0)
+        assert answer.n_gen == 8 and engine.memory.warning == ""
+        assert engine.split_stats is not None and engine.split_stats.prompt.n_graphs > 0
 
 
 def test_a_card_that_would_slow_the_others_is_left_out_and_said(models: Path) -> None:

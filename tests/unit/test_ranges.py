@@ -34,8 +34,9 @@ from oallama.cost.whole import placement_seconds
 from oallama.device.spec import device_for_plan, parse_device
 from oallama.model.cut import cut_extent
 from oallama.placer import Placer
-from oallama.plan.export import stock_command
+from oallama.plan.export import Plugin, split_device, stock_command
 from oallama.plan.plan import Plan
+from oallama.plan.plugin_text import plugin_text
 from oallama.planner.attention import AttentionRule, Problems
 from oallama.planner.decide import plan
 from oallama.planner.memory import staging_bytes
@@ -431,6 +432,23 @@ def test_llama_cpp_is_told_the_devices_and_how_many_layers_each_has() -> None:
     assert "--device Emulated0,Emulated1" in " ".join(arguments)
     _, arguments = stock_command(a_plan((0,) * 5, device="CUDA0"), operators, [o.name for o in operators])
     assert "-ts" not in arguments
+
+
+def test_the_split_back_end_is_told_the_first_device_and_its_layers() -> None:
+    """With n_g it computes what the host has of the first device's layers, and nothing of the others."""
+    operators = weights_of(SMALL)
+    split = [f"blk.0.ffn_{role}.weight" for role in ("gate", "up", "down")]
+    on_device = dict.fromkeys(split, 0.5) | {f"blk.{layer}.ffn_up.weight": 0.0 for layer in (1, 3)}
+    rows = (replace(row, gg=(gg := on_device.get(row.name, row.gg)), cc=1 - gg) for row in a_plan().operators)
+    found = replace(a_plan(), operators=tuple(rows), token_assignment=((32, 8),))
+    assert split_device(found) == "CUDA0"
+    text = plugin_text(found, operators, 4, split_device(found))
+    assert "device CUDA0\n" in text
+    lines = {line.split()[1]: line for line in text.splitlines() if line.startswith("tensor")}
+    assert set(lines) == {*split, "blk.1.ffn_up.weight"} and all(line.endswith("resident") for line in lines.values())
+    _, arguments = stock_command(found, operators, [o.name for o in operators], plugin=Plugin("lib.so", "plan"))
+    told = " ".join(arguments)
+    assert "--device CUDA0,CUDA1 -ngl 5 -ts 2,3" in told and r"^blk\.(?:2|3)\.ffn_up\.weight$=CPU" in told
 
 
 def test_a_summary_says_what_each_device_has() -> None:
