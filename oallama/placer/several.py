@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from oallama.core.errors import DoesNotFit, UsageError
@@ -26,7 +27,8 @@ def plan_over_devices(placer: Placer, request: Request, planned: Callable[[Place
         raise UsageError(f"policy {request.policy.name} uses one device, but --device names {n}; use policy {AUTO}")
     if request.policy is not None:
         return over_all(placer, request)
-    found = [planned(member) for member in placer.members]
+    alone = [planned(member) for member in placer.members]
+    found = list(alone)
     try:
         over = over_all(placer, replace(request, policy=ranges))
         used = [str(placer.device.each[number]) for number in placer.placed(over).devices_used]
@@ -35,8 +37,12 @@ def plan_over_devices(placer: Placer, request: Request, planned: Callable[[Place
         found += [over] if len(used) > 1 else []
     except DoesNotFit:
         pass  # together they have less room than one of them alone: each keeps buffers of its own
-    best = min(found, key=lambda one: one.predicted.total_s if one.predicted else float("inf"))
-    return replace(best, notes=(*best.notes, *_left_out(placer, best)))
+    best = min(found, key=_total_s)
+    return replace(best, notes=(*best.notes, *_left_out(placer, best), *_order(placer, alone, best)))
+
+
+def _total_s(plan: Plan) -> float:
+    return plan.predicted.total_s if plan.predicted else inf
 
 
 def over_all(placer: Placer, request: Request) -> Plan:
@@ -44,6 +50,14 @@ def over_all(placer: Placer, request: Request) -> Plan:
     problems = placer.problems  # measured before a process of loads is there
     with placer.no_alloc_loads.together():
         return checked(placer, plan(problems, request, str(placer.device)))
+
+
+def _order(placer: Placer, alone: Sequence[Plan], best: Plan) -> list[str]:
+    """A note where a device behind the first, beside which splits are, is the fastest by itself."""
+    fastest = min(range(len(alone)), key=lambda number: _total_s(alone[number]))
+    if not fastest or len(parse_device(best.device).each) == 1:
+        return []
+    return [f"{placer.device.each[fastest]} is the fastest alone: named first, it would have the splits"]
 
 
 def _left_out(placer: Placer, best: Plan) -> list[str]:

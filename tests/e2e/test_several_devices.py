@@ -97,9 +97,10 @@ def assert_memory(plan: Plan, found: dict[str, int], n_embd: int) -> None:
 
 def test_a_planned_model_lies_on_both_cards(models: Path) -> None:
     path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
-    placer = opened(path, vram=f"{14 * MIB},{16 * MIB}")
+    placer = opened(path, vram=f"{10 * MIB},{20 * MIB}")
     plan = placer.plan(workload=all_logits(placer, 64))
     assert plan.policy == "ranges" and plan.memory.fits and len(plan.memory.devices) == 2
+    assert f"{placer.members[1].device} is the fastest alone: named first, it would have the splits" in plan.notes
     assert all(device.weights_gpu > 0 for device in plan.memory.devices)
     assert_memory(plan, loaded(plan, path), placer.model.n_embd)
 
@@ -110,6 +111,7 @@ def test_what_neither_card_holds_is_split_beside_the_first(models: Path) -> None
     placer = opened(path, vram=f"{12 * MIB},{9 * MIB}")
     plan = placer.plan(workload=all_logits(placer, 64))
     assert plan.policy == "ranges" and plan.memory.fits and plan.version == 3
+    assert not any("named first" in note for note in plan.notes)
     assert {row.device for row in plan.operators if row.backend == "split"} == {0}
     assert_memory(plan, loaded(plan, path), placer.model.n_embd)
     with placer.engine(Plan.from_json(json.loads(json.dumps(plan.to_json()))), once=True) as engine:
