@@ -8,14 +8,18 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import DecodeStep, Predicted, Workload
 from oallama.placer.drafter import Drafter, beside_drafts, planned_with_drafts
+from oallama.placer.several import plan_of_ranges
 from oallama.placer.stock import memory_cap, promising_stock, stock_load, stock_plan
 from oallama.planner.decide import larger_ubatches
-from oallama.planner.policies.stock import FIT, STOCK_MODES
+from oallama.planner.policies.registry import Request
+from oallama.planner.policies.stock import FIT, MOST_PROMISING, STOCK_MODES
 from oallama.run.setup import only_splits
 from oallama.run.stock import StockPlacement, expected_places
 from oallama.tuned.classes import WorkloadClass, classes_in
@@ -35,10 +39,16 @@ NEAR = 1.03  # a plan that is predicted to take so many times as long as the bes
 
 class Candidates:
     """Candidates for classes that are not measured yet. workloads: the workload of each class; fit: stock llama.cpp's
-    own placement."""
+    own placement; alone: of several devices, that on each by itself."""
 
-    def __init__(self, placer: Placer, workloads: Mapping[WorkloadClass, Workload], fit: StockPlacement) -> None:
-        self._placer, self._workloads, self._fit = placer, workloads, fit
+    def __init__(
+        self,
+        placer: Placer,
+        workloads: Mapping[WorkloadClass, Workload],
+        fit: StockPlacement,
+        alone: Mapping[str, StockPlacement] = MappingProxyType({}),
+    ) -> None:
+        self._placer, self._workloads, self._fit, self._alone = placer, workloads, fit, alone
         self._late_may_win, self._drafter = placer.options.late_first_word, placer.drafter
         self._fits = {kind: stock_plan(placer, workload, fit).predicted for kind, workload in workloads.items()}
         self._plans: dict[str, Plan] = {}  # by fingerprint
@@ -56,7 +66,7 @@ class Candidates:
         """Plans to measure for a class, of those that serve it well; plans that serve most classes come first."""
         workload, fit = self._workloads[kind], self._fits[kind] or UNKNOWN
         stock = self._stock(kind)
-        best_s = min((predicted.total_s for _, predicted, _ in stock if predicted is not None), default=math.inf)
+        best_s = min((predicted.total_s for _, predicted, *_ in stock if predicted is not None), default=math.inf)
         ranked = {name: seconds for name, seconds in self._ranked[kind].items() if seconds <= HOPELESS * best_s}
         names = sorted(ranked, key=lambda name: (not self._is_near(kind, name), -self._wide[name], ranked[name]))
         promised = {name: best_s / ranked[name] if best_s < math.inf else None for name in names}
@@ -66,7 +76,7 @@ class Candidates:
             workload.n_gen,
             n_gen,
             fit.ttft_s * (1 + workload.n_past / workload.n_prompt / 2) + n_gen * fit.tpot_s,
-            tuple(StockTry(placement, n_draft=n_draft) for placement, _, n_draft in stock),
+            tuple(StockTry(placement, n_draft=n_draft, device=device) for placement, _, n_draft, device in stock),
             races=tuple(ABTest(self._plans[n].policy, n, workload.n_gen, promised[n]) for n in names[:MOST_TESTS]),
         )
 
@@ -79,7 +89,7 @@ class Candidates:
                 if plan.draft is not None and plan.stock is None:
                     self._keep(plan)
         best, fit = self._add_best(self._workloads[kind]), self._fits[kind]
-        self._add("cpu", self._workloads[kind])
+        self._add("cpu", self._workloads[kind], self._placer)
         if best is None or best.predicted is None or fit is None or self._late_may_win:
             return
         n_ctx, n_ubatch, n_prompt = (getattr(self._workloads[kind], name) for name in ("n_ctx", "n_ubatch", "n_prompt"))
@@ -89,18 +99,28 @@ class Candidates:
                 best = self._add_best(workload)
 
     def _add_best(self, workload: Workload) -> Plan | None:
-        """Our best plan; options of stock llama.cpp are measured separately."""
-        best = self._add("auto", workload)
+        """Our best plan, of several devices on each and over all; options of stock llama.cpp are measured
+        separately."""
+        found = [self._add_best_on(placer, workload) for placer in self._placer.members or (self._placer,)]
+        if self._placer.members:
+            asked = Request(workload, n_ubatches=larger_ubatches(workload, self._placer.options))
+            over = plan_of_ranges(self._placer, asked)
+            found.append(None if over is None else self._keep(over))
+        priced = [(plan.predicted.total_s, plan) for plan in found if plan is not None and plan.predicted is not None]
+        return min(priced, key=itemgetter(0))[1] if priced else None
+
+    def _add_best_on(self, placer: Placer, workload: Workload) -> Plan | None:
+        best = self._add("auto", workload, placer)
         if best is None or best.stock is None:
             return best
         with suppress(UsageError):  # the model has no experts that could follow
-            if self._placer.model.n_expert:
-                return self._add("experts", workload)
-        return self._add("scheinfer", workload)
+            if placer.model.n_expert:
+                return self._add("experts", workload, placer)
+        return self._add("scheinfer", workload, placer)
 
-    def _add(self, policy: str, workload: Workload) -> Plan | None:
+    def _add(self, policy: str, workload: Workload, placer: Placer) -> Plan | None:
         with suppress(DoesNotFit):
-            plan = self._placer.plan(policy, workload=workload)
+            plan = placer.plan(policy, workload=workload)
             if plan.stock is not None:
                 return plan
             if not self._placer.device.is_pair or only_splits(plan):
@@ -129,23 +149,33 @@ class Candidates:
         ranked = self._ranked[kind]
         return plan in ranked and ranked[plan] <= NEAR * next(iter(ranked.values()))
 
-    def _stock(self, kind: WorkloadClass) -> list[tuple[StockPlacement, Predicted | None, int]]:
-        """Options of stock llama.cpp to measure, --fit first, with the number of their drafts."""
+    def _stock(self, kind: WorkloadClass) -> list[tuple[StockPlacement, Predicted | None, int, str]]:
+        """Options of stock llama.cpp to measure, --fit first, with the number of their drafts, and the device that they
+        use alone."""
         placer, workload, fit = self._placer, self._workloads[kind], self._fits[kind]
         if placer.device.is_pair or fit is None:
-            return [(self._fit, fit, 0)]
+            return [(self._fit, fit, 0, "")]
         latest_s = math.inf if self._late_may_win else LIKELY_LATE * fit.ttft_s
         modes, n_ubatches = [mode for mode in STOCK_MODES if mode != FIT], larger_ubatches(workload, placer.options)
-        found = {self._does(self._fit): (self._fit, fit, 0)}
-        for placement, predicted in promising_stock(placer, workload, modes, n_ubatches, latest_s):
-            found.setdefault(self._does(placement), (placement, predicted, 0))
+        found = {self._does(self._fit): (self._fit, fit, 0, "")}
+        for device, placement in self._alone.items():
+            predicted = stock_plan(placer.alone_on(device), workload, placement).predicted
+            if predicted is not None and predicted.ttft_s <= latest_s:
+                found.setdefault(self._does(placement, device), (placement, predicted, 0, device))
+        promising = [
+            (placement, predicted, 0, device)
+            for device in self._alone or ("",)
+            for placement, predicted in promising_stock(placer.alone_on(device), workload, modes, n_ubatches, latest_s)
+        ]
+        for each in sorted(promising, key=lambda each: each[1].total_s)[:MOST_PROMISING]:
+            found.setdefault(self._does(each[0], each[3]), each)
         offered = [*found.values(), *self._stock_with_drafts(workload, n_ubatches, latest_s)]
-        most_s = HOPELESS * min(predicted.total_s for _, predicted, _ in offered)
+        most_s = HOPELESS * min(predicted.total_s for _, predicted, *_ in offered)
         return [each for each in offered if each[0] is self._fit or each[1].total_s <= most_s]
 
     def _stock_with_drafts(
         self, workload: Workload, n_ubatches: Sequence[int], latest_s: float
-    ) -> Iterator[tuple[StockPlacement, Predicted, int]]:
+    ) -> Iterator[tuple[StockPlacement, Predicted, int, str]]:
         """Yield the most promising options for each number of drafts."""
         if self._drafter is None:
             return
@@ -155,13 +185,13 @@ class Candidates:
                 asked = replace(workload, step=step)
                 found = promising_stock(placer, asked, n_ubatches=n_ubatches, latest_s=latest_s)
                 if found:
-                    yield (*min(found, key=lambda each: each[1].total_s), n_draft)
+                    yield (*min(found, key=lambda each: each[1].total_s), n_draft, "")
 
-    def _does(self, placement: StockPlacement) -> Hashable:
+    def _does(self, placement: StockPlacement, device: str = "") -> Hashable:
         """Equal for equivalent options."""
         options, model = placement.options, self._placer.model
         places = expected_places(self._placer.operators, model.n_layer, placement)
-        return tuple(places.items()), options.no_host, options.moe_cache_bytes, placement.n_ubatch
+        return device, tuple(places.items()), options.no_host, options.moe_cache_bytes, placement.n_ubatch
 
 
 def _with_ubatch(workload: Workload, plan: Plan) -> Workload:

@@ -119,7 +119,7 @@ def stock_at_once(placer: Placer, workload: Workload) -> Plan:
     setting = setting_of(placer, workload.n_ctx, workload.n_ubatch).changed(n_outputs=workload.n_outputs)
     stock = ArmMaker(placer, setting).make(stock_name(placer)).stock
     assert stock is not None
-    return stock_plan(placer, workload, stock, priced=False)
+    return stock_plan(placer, workload, stock.by_layers, priced=False)
 
 
 def stock_name(placer: Placer) -> str:
@@ -171,9 +171,13 @@ class _Tuner:
     @cached_property
     def _fit(self) -> StockPlacement:
         """Stock llama.cpp's default."""
-        placement = self._maker.make(stock_name(self._placer)).stock
+        return self._placement(stock_name(self._placer))
+
+    def _placement(self, arm: str) -> StockPlacement:
+        """The placement of a stock arm, as a plan has it."""
+        placement = self._maker.make(arm).stock
         assert placement is not None
-        return placement
+        return placement.by_layers
 
     def read(self) -> None:
         """Add the results in the cache to new plans."""
@@ -199,7 +203,11 @@ class _Tuner:
     def plan(self, kinds: Sequence[WorkloadClass]) -> None:
         """Add the pending measurements of these classes."""
         if new := {kind: self._workload(kind) for kind in kinds if self.result.of(kind) is None}:
-            found = Candidates(self._placer, new, self._fit)
+            alone = {
+                str(member.device): self._placement(f"{STOCK_FIT}@{number}")
+                for number, member in enumerate(self._placer.members)
+            }
+            found = Candidates(self._placer, new, self._fit, alone)
             for kind in new:
                 self.result = self.result.with_class(found.of(kind))
             self.result = replace(self.result, plans={**self.result.plans, **found.plans})
@@ -250,22 +258,23 @@ class _Tuner:
     def _search(self, kinds: Sequence[WorkloadClass], is_over: Callable[[], bool], deadline: Deadline) -> None:
         """Measure the options of stock llama.cpp of classes that have several, --fit first, and choose the rivals.
         Raises OutOfTime."""
-        tests: dict[tuple[StockPlacement, int], list[ClassResult]] = {}
+        tests: dict[tuple[StockPlacement, int, str], list[ClassResult]] = {}
         for found in filter(None, self.left(kinds)):
             for one in found.open_tries:
                 tests.setdefault(one.options, []).append(found)
         placer = self._placer
-        for n_done, ((placement, n_draft), wanted) in enumerate(tests.items()):
+        for n_done, (options, wanted) in enumerate(tests.items()):
             if n_done and is_over():
                 break
             by_test = {self._test(found): found.of for found in wanted}
-            arm, operators, n_layer = self._stock_arm(placement, n_draft), placer.operators, placer.model.n_layer
+            arm, operators, n_layer = self._stock_arm(*options), placer.operators, placer.model.n_layer
             samples, fault = tried(arm, tuple(by_test), operators, n_layer, self._progress, deadline, self._measure)
-            if fault and placement == self._fit and not n_draft:
+            if fault and options == (self._fit, 0, ""):
                 raise DeviceError(f"llama.cpp's own placement cannot be measured: {fault}")
             for test, kind in by_test.items():
                 speed = _speed(samples[test], test) if test in samples else None
-                self._keep(self.result[kind].with_try(StockTry(placement, speed, fault, n_draft)))
+                placement, n_draft, device = options
+                self._keep(self.result[kind].with_try(StockTry(placement, speed, fault, n_draft, device)))
         for found in filter(None, self.left(kinds)):
             if not found.stock_plan:
                 self._choose_rival(found)
@@ -293,7 +302,7 @@ class _Tuner:
 
     def _groups(self, kinds: Sequence[WorkloadClass]) -> list[list[ClassResult]]:
         """Classes whose next A/B tests are between the same two configurations."""
-        groups: dict[tuple[StockPlacement, int, str], list[ClassResult]] = {}
+        groups: dict[tuple[StockPlacement, int, str, str], list[ClassResult]] = {}
         for found in filter(None, self.left(kinds)):
             if found.stock_plan and found.open is not None:
                 groups.setdefault((*found.tries[found.rival].options, found.open.plan), []).append(found)
@@ -326,16 +335,18 @@ class _Tuner:
         if result.interrupted:
             raise KeyboardInterrupt
 
-    def _stock_arm(self, placement: StockPlacement, n_draft: int) -> ArmSpec:
+    def _stock_arm(self, placement: StockPlacement, n_draft: int, device: str) -> ArmSpec:
         is_cpu = stock_name(self._placer) == STOCK_CPU
         setting = self._setting.changed(device="none") if is_cpu else self._setting
-        name = STOCK_CPU if is_cpu else f"stock {StockTry(placement, n_draft=n_draft).flags}"
-        draft = self._stock_plan(self._asked, placement, n_draft, FIT).draft if n_draft else None
+        if device:
+            setting = self._maker.setting_alone(self._placer.members.index(self._placer.alone_on(device)))
+        name = STOCK_CPU if is_cpu else f"stock {StockTry(placement, n_draft=n_draft, device=device).flags}"
+        draft = self._stock_plan(self._asked, placement, n_draft, device, FIT).draft if n_draft else None
         return ArmSpec(name, setting, placement, draft=draft)
 
-    def _stock_plan(self, workload: Workload, placement: StockPlacement, n_draft: int, name: str) -> Plan:
-        """Options of stock llama.cpp as a plan, with so many drafts."""
-        placer, drafter = self._placer, self._placer.drafter
+    def _stock_plan(self, workload: Workload, placement: StockPlacement, n_draft: int, device: str, name: str) -> Plan:
+        """Options of stock llama.cpp as a plan, with so many drafts; device: as in StockTry."""
+        placer, drafter = self._placer.alone_on(device), self._placer.drafter
         if not n_draft or drafter is None:
             return stock_plan(placer, workload, placement, name=name)
         beside, step = with_stock_drafts(placer, drafter, workload, n_draft)

@@ -24,7 +24,7 @@ from oallama.core.types import NGRAM, DecodeStep, Draft, Predicted, StockOptions
 from oallama.cost.passes import Pass, passes_at
 from oallama.placer import Placer
 from oallama.placer.drafter import Drafter, MtpBlock, beside_drafts
-from oallama.placer.stock import fit_sentence, memory_cap, promising_stock, stock_plan
+from oallama.placer.stock import fit_sentence, promising_stock, stock_plan
 from oallama.plan.plan import Plan
 from oallama.planner.decide import POLICY_NAMES, larger_ubatches
 from oallama.planner.policies.registry import Rules
@@ -85,7 +85,7 @@ class ArmMaker:
         if name not in (*POLICY_NAMES, FIT):
             arms = ", ".join((*POLICY_NAMES, FIT, *STOCK_ARMS))
             raise UsageError(f"unknown arm {name!r}; choose from {arms}, or give a plan file (*.json)")
-        if name == "auto" and self.auto is not None and self.placer.has_device and not self.placer.members:
+        if name == "auto" and self.auto is not None and self.placer.has_device:
             return self.auto(self)
         return self.of_plan(name, self._plan(name))
 
@@ -105,7 +105,7 @@ class ArmMaker:
         plan.check(self.placer.model, self.placer.operators)
         return ArmSpec(
             name=name,
-            setting=self.setting.changed(device="none") if plan.device == "none" else self.setting,
+            setting=self.setting.changed(device="none") if plan.device == "none" else self._setting_of(plan),
             plan=plan.to_json(),
             plan_fingerprint=plan.fingerprint,
             predicted={test.label: found for test in self.tests if (found := self._predicted(plan, test)) is not None},
@@ -113,6 +113,17 @@ class ArmMaker:
             notes=(*plan.notes, *self._other_cache(plan)),
             draft=plan.draft,
         )
+
+    def _setting_of(self, plan: Plan) -> Setting:
+        """The setting with the cap of the devices that the plan uses, of those that were asked for."""
+        used = self.placer.on_devices_of(plan)
+        numbers = [n for n, one in enumerate(self.placer.device.each) if one in used.device.each]
+        return replace(self.setting, cap=self.setting.cap.of_some(numbers))
+
+    def setting_alone(self, number: int) -> Setting:
+        """The setting of stock on one of several devices, counted from 0."""
+        changed = self.setting.changed(device=str(self.placer.members[number].device.timed))
+        return replace(changed, cap=self.setting.cap.of_some([number]))
 
     @property
     def workload(self) -> Workload:
@@ -189,10 +200,8 @@ class ArmMaker:
             raise UsageError(
                 f"{name}@{number}: --device names {len(members)} devices; choose from 0 to {len(members) - 1}"
             )
-        member = members[number]
-        setting = self.setting.changed(device=str(member.device.timed))
-        setting = replace(setting, cap=memory_cap(member, setting.load))
-        made = replace(self, placer=member, setting=setting, auto=None)._stock(name)
+        alone = replace(self, placer=members[number], setting=self.setting_alone(number), auto=None)
+        made = alone._stock(name)
         return replace(made, name=f"{name}@{number}")
 
     def _with_ubatch(self, name: str, n_ubatch: int) -> ArmSpec:

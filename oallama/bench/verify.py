@@ -147,6 +147,10 @@ def _cap_problems(report: LoadReport, operators: Sequence[Operator], cap: Cap) -
             f"it holds {format_bytes(report.device_bytes)} on {report.device} but only "
             f"{format_bytes(cap.device_bytes)} may be used"
         )
+    for name, n_bytes in zip(report.device.split(","), cap.of_each, strict=False):
+        used = sum(report.buffers.get(f"device {name}", ()))
+        if used > n_bytes * (1 + TOLERANCE):
+            found.append(f"it holds {format_bytes(used)} on {name} but only {format_bytes(n_bytes)} may be used")
     if cap.operator_bytes is not None:
         used = bytes_at(operators, report.places, report.device_share)
         if used > cap.operator_bytes * (1 + TOLERANCE):

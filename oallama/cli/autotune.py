@@ -120,7 +120,8 @@ def tuning_gain(placer: Placer, workload: Workload, stock: Plan) -> str:
             return f"{result.sentence}; confirm ({minutes_text(left_s)}): {tuning(placer, workload)}"
         if placer.known_profile is not None:
             now = placer.price(stock, workload)
-            best = physical_bound(placer.problem_for(stock), workload, stock.memory)
+            if not placer.members:  # it is of one device
+                best = physical_bound(placer.problem_for(stock), workload, stock.memory)
     return f"using llama.cpp's placement; {gain_text(now, best)}: {tuning(placer, workload)}, or --tune before"
 
 
@@ -139,8 +140,10 @@ def tuning(placer: Placer, workload: Workload) -> str:
     words = ["oallama", "tune", placer.model.path]
     for field in fields(options):
         value = getattr(options, field.name)
-        if field.name != "n_ctx" and value not in (None, field.default):
-            text = f"{value / MIB:g}MiB" if field.name == "vram" else f"{value}"
+        if field.name not in ("n_ctx", "other_vram") and value not in (None, field.default):
+            text = f"{value}"
+            if field.name == "vram":
+                text = ",".join(f"{n_bytes / MIB:g}MiB" for n_bytes in (value, *options.other_vram))
             words += [flags[field.name]] if value is True else [flags[field.name], text]
     if placer.drafter is not None:
         words += placer.drafter.flags

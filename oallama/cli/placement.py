@@ -116,7 +116,6 @@ class PlacementOptions:
         workload = self.step.workload(workload)
         placer.drafter = self.step.drafter(placer)
         tuned = self.gate and self.policy.is_auto and (not self.step.drafts or self.step.is_tuned(placer))
-        tuned = tuned and not placer.members  # plans on several devices are not compared with llama.cpp's
         if self.step.drafts and not tuned:
             return self._noted(self.step.plan(placer, workload, self.policy.plan)), False
         if self.policy.keeps_to_cpu(placer):
@@ -225,7 +224,7 @@ def keep_runs(placer: Placer, engine: Engine) -> None:
     if not somebody_watches():
         return
     try:
-        placer.keep_runs(engine.plan, engine.runs())
+        placer.on_devices_of(engine.plan).keep_runs(engine.plan, engine.runs())
         placer.keep_drafts(engine.plan, engine.drafts())
     except OallamaError as error:
         log(f"warning: this run's times were not saved: {error}")

@@ -204,7 +204,7 @@ def _reason(placer: Placer, asked: PlacementOptions, plan: Plan) -> str:
     if asked.policy.keeps_to_cpu(placer):
         found_none = asked.policy.uses_device and placer.options.device in (None, "auto")
         return "no GPU found: running on the CPU" if found_none else "running on the CPU, as requested"
-    if asked.gate and asked.policy.is_auto and not placer.members:
+    if asked.gate and asked.policy.is_auto:
         return f"using {policy_on(plan.policy, plan.device)}, the fastest measured here"
     return f"using policy {plan.policy}, not compared with llama.cpp's placement"
 

@@ -58,6 +58,8 @@ class StepOptions:
         ModelFileError, UsageError."""
         from oallama.placer.drafter import DraftModel, MtpBlock
 
+        if self._model is not None or self.spec == "mtp":
+            placer.check_one_device("a drafter")
         if self._model is not None:
             return DraftModel(placer, model_file(self._model))
         return MtpBlock(placer) if self.spec == "mtp" else None

@@ -69,7 +69,6 @@ def command(
 
     with busy("planning"):
         placer = Placer.of_file(model, options, profile)
-        placer.check_one_device("tuning")
         if not placer.has_device:
             raise UsageError(
                 "no GPU found, so there is nothing to tune: `oallama profile` times the CPU; give --device NAME, "

@@ -162,7 +162,8 @@ class ModelOnDevice:
         """The profile that is available without measuring, even from a busy machine; None without one.
         Raises DeviceError, BridgeError."""
         if self.members:
-            return self.members[0].known_profile
+            first, *others = (member.known_profile for member in self.members)
+            return None if None in others else first
         if self._profile is None:
             from oallama.profile.profiler import stored_profile
 
@@ -280,6 +281,10 @@ class ModelOnDevice:
     def adopt_history(self) -> str:
         """Correct the profile by what runs took, from here on; returns in words by how much, "" where it stays. Raises
         ProfileError."""
+        if self.members:
+            told = {str(member.device): member.adopt_history() for member in self.members}
+            self._profile = self.members[0]._profile
+            return "; ".join(f"{device}: {rates}" for device, rates in told.items() if rates)
         if not self.keeps_history or self._measured is None:
             return ""
         from oallama.profile.history import write_history

@@ -202,9 +202,10 @@ class Placer(ModelOnDevice):
         Raises PlanError for a plan of another model or device, ProfileError.
         """
         plan.check(self.model, self.operators)  # before anything is measured
-        self.check_one_device("a simulation")
-        problem = self.problem_for(plan) if machine is None else problem_on(self, machine)
-        return simulate(problem, workload or plan.workload, self.placed_on(plan, problem))
+        on = self.on_devices_of(plan)
+        on.check_one_device("a simulation")
+        problem = on.problem_for(plan) if machine is None else problem_on(on, machine)
+        return simulate(problem, workload or plan.workload, on.placed_on(plan, problem))
 
     def expected(self, plan: Plan, n_prompt: int, n_gen: int, n_past: int = 0) -> Predicted | None:
         """Predicted times of a plan for this prompt and generation, after n_past tokens. None without a prediction in
@@ -215,10 +216,11 @@ class Placer(ModelOnDevice):
 
     def token_seconds(self, plan: Plan, depth: int) -> float | None:
         """Predicted seconds of one token at context depth `depth` (planner/explain.py). None as in expected."""
-        if plan.predicted is None or self._profile is None or self.members:
+        on = self.on_devices_of(plan)
+        if plan.predicted is None or on._profile is None or on.members:
             return None
-        flash_attn = self.attention_for(plan).flash_attn
-        return token_seconds(self._profile, flash_attn, self.model.n_layer, plan, depth)
+        flash_attn = on.attention_for(plan).flash_attn
+        return token_seconds(on._profile, flash_attn, self.model.n_layer, plan, depth)
 
     def engine(
         self, plan: Plan, *, on_expert_counts: Callable[[ExpertCounts], None] | None = None, **options: Any
@@ -324,8 +326,14 @@ class Placer(ModelOnDevice):
         used = parse_device(plan.device).each
         if len(used) == len(self.members):
             return self
-        own = {member.device.measured: str(member.device) for member in self.members}
-        return self.on_devices([own.get(device.measured, str(device)) for device in used])
+        own = {member.device.measured: member for member in self.members}
+        if len(used) == 1 and used[0].measured in own:
+            return own[used[0].measured]
+        return self.on_devices([str(own[one.measured].device if one.measured in own else one) for one in used])
+
+    def alone_on(self, device: str) -> Placer:
+        """The placer on the one of several devices with this text; "": on all."""
+        return next(member for member in self.members if str(member.device) == device) if device else self
 
     def on_devices(self, devices: Sequence[str]) -> Placer:
         """The placer on some of its devices (--device text), each with its own --vram; what is none of them has
@@ -363,7 +371,7 @@ class Placer(ModelOnDevice):
         if not self.has_device:
             plan = self.plan("cpu", workload=workload, measure=False)
         else:
-            found = None if self.members else tuned_plan(self, in_tuned_context(self, workload))
+            found = tuned_plan(self, in_tuned_context(self, workload))
             plan = self.plan(workload=workload) if found is None else found.plan
         with self.engine(plan, chats=asked.chats, once=True) as engine:
             return asked.generate(engine, max_tokens, **sampling)

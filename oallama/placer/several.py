@@ -28,21 +28,27 @@ def plan_over_devices(placer: Placer, request: Request, planned: Callable[[Place
     if request.policy is not None:
         return over_all(placer, request)
     alone = [planned(member) for member in placer.members]
-    found = list(alone)
-    try:
-        over = over_all(placer, replace(request, policy=ranges))
-        used = [str(placer.device.each[number]) for number in placer.placed(over).devices_used]
-        if 1 < len(used) < len(placer.members):
-            over = over_all(placer.on_devices(used), replace(request, policy=ranges))
-        found += [over] if len(used) > 1 else []
-    except DoesNotFit:
-        pass  # together they have less room than one of them alone: each keeps buffers of its own
-    best = min(found, key=_total_s)
+    over = plan_of_ranges(placer, request)
+    best = min((*alone, *([over] if over is not None else [])), key=_total_s)
     return replace(best, notes=(*best.notes, *_left_out(placer, best), *_order(placer, alone, best)))
 
 
 def _total_s(plan: Plan) -> float:
     return plan.predicted.total_s if plan.predicted else inf
+
+
+def plan_of_ranges(placer: Placer, request: Request) -> Plan | None:
+    """The best plan over several of the devices; None where one alone is better, or they have less room together than
+    one of them: each keeps buffers of its own."""
+    asked = replace(request, policy=ranges)
+    try:
+        over = over_all(placer, asked)
+        used = [str(placer.device.each[number]) for number in placer.placed(over).devices_used]
+        if 1 < len(used) < len(placer.members):
+            over = over_all(placer.on_devices(used), asked)
+    except DoesNotFit:
+        return None
+    return over if len(used) > 1 else None
 
 
 def over_all(placer: Placer, request: Request) -> Plan:

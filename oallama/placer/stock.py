@@ -60,10 +60,11 @@ def stock_plan(
     places = expected_places(on.operators, n_layer, placement)
     on_device = [name for name, place in places.items() if place == "device"]
     gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
-    given = Given(on_device, gpu_layers, name, placement.options)
+    given = Given(on_device, gpu_layers, name, placement.options, placement.device_layers)
     workload = replace(workload, n_ubatch=placement.n_ubatch or workload.n_ubatch)
-    asked = Request(workload, given.policy(on))
-    found = checked(on, plan(on.problems, asked)) if priced else unmeasured_plan(on, given, workload)
+    if not priced:
+        return replace(unmeasured_plan(on, given, workload), device=str(on.device))
+    found = checked(on, plan(on.problems, Request(workload, given.policy(on)), str(on.device)))
     return replace(found, device=str(on.device))
 
 

@@ -36,17 +36,18 @@ class Tuned:
 
 
 def result_key(on: ModelOnDevice, n_ctx: int, cap: Cap | None = None) -> Key:
-    """The conditions of a result for this model, device and context. cap: of the device's memory; None: asked. Raises
+    """The conditions of a result for this model, devices and context. cap: of the devices' memory; None: asked. Raises
     what a no_alloc load raises."""
     options, attention = on.options, on.attention
     cap = cap or memory_cap(on, stock_load(on, n_ctx, options.n_ubatch or STOCK_UBATCH))
+    memory, *others = map(memory_step, cap.of_each or (cap.device_bytes or 0,))
     return Key(
         model=on.model.fingerprint,
         machine=on.machine_key,
         profile=timings_digest(on.given_profile) if on.given_profile is not None else "",
         oallama=__version__,
         threads=on.threads,
-        memory=memory_step(cap.device_bytes or 0),
+        memory=memory,
         gpu_weights=options.gpu_weights,
         n_ctx=n_ctx,
         n_batch=options.n_batch,
@@ -56,6 +57,7 @@ def result_key(on: ModelOnDevice, n_ctx: int, cap: Cap | None = None) -> Key:
         type_v=attention.type_v,
         late_first_word=options.late_first_word,
         draft="" if on.drafter is None else on.drafter.identity,
+        others=tuple((member.machine_key, step) for member, step in zip(on.members[1:], others, strict=True)),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from oallama.core.codec import from_json
@@ -27,7 +27,7 @@ from oallama.device.load_params import (
     load_bridge,
 )
 from oallama.device.opening import device_pointers
-from oallama.run.stock import Cap, StockPlacement, operator_bytes_on_device
+from oallama.run.stock import Cap, StockPlacement, layers_by_share, operator_bytes_on_device
 
 FIT_PARAMS = (
     "_Z17common_fit_paramsPKcP18llama_model_paramsP20llama_context_paramsPfP32llama_model_tensor_buft_overridePm"
@@ -127,16 +127,20 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
     with open_device(settings.device) as device, native_log() as log:
         if device.info is None:
             raise UsageError("stock-fit needs a device; choose one with --device")
-        free = device.info.memory_free
+        free = [info.memory_free for info in device.infos]
         cap = from_json(Cap, request["cap"], "the cap")
+        n_layer = model_info(read_gguf(settings.path)).n_layer
 
         def fit(offered: int) -> StockPlacement:
             each = cap.of_each or (offered,)
-            margins = [info.memory_free - n_bytes for info, n_bytes in zip(device.infos, each, strict=True)]
-            return _common_fit(library, settings, device.names, margins, log)
+            margins = [left - n_bytes for left, n_bytes in zip(free, each, strict=True)]
+            found = _common_fit(library, settings, device.names, margins, log)
+            if len(free) == 1 or found.device_layers:
+                return found
+            # all of it fits: llama.cpp shares the layers out by free memory, which another load may find changed
+            return replace(found, device_layers=layers_by_share(n_layer + 1, free))
 
-        n_layer = model_info(read_gguf(settings.path)).n_layer
-        placement, steps = shrink_until_fits(fit, cap, free, operators, n_layer)
+        placement, steps = shrink_until_fits(fit, cap, sum(free), operators, n_layer)
     return {"placement": asdict(placement), "steps": [asdict(step) for step in steps]}
 
 

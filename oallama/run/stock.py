@@ -6,8 +6,10 @@ Where options put an operator is what a user *says*; what llama.cpp *did* is rea
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from oallama.core.types import CPU_DEVICE, Operator, StockOptions
@@ -32,11 +34,16 @@ class Cap:
     operator_bytes: int | None = None
     of_each: tuple[int, ...] = ()
 
+    def of_some(self, numbers: Sequence[int]) -> Cap:
+        """The cap of some of several devices, by their numbers; the same of one device."""
+        each = tuple(self.of_each[number] for number in numbers) if self.of_each else ()
+        return replace(self, device_bytes=sum(each), of_each=each if len(each) > 1 else ()) if each else self
+
 
 @dataclass(frozen=True, slots=True)
 class StockPlacement:
     """Options that place operators in stock llama.cpp. overrides: (regular expression, "CPU" or a device's name), as
-    -ot has them. device_layers: of several devices, how many layers each has (-ts); (): llama.cpp decides."""
+    -ot has them. device_layers: of several devices, how many layers each has (-ts)."""
 
     n_gpu_layers: int
     overrides: tuple[tuple[str, str], ...] = ()
@@ -61,6 +68,12 @@ class StockPlacement:
         flags += f" -ts {','.join(map(str, self.device_layers))}" if self.device_layers else ""
         return f"{flags} and {n_others} overrides" if n_others else flags
 
+    @property
+    def by_layers(self) -> StockPlacement:
+        """The same with each layer on one device, as plans have it: what --fit puts of a layer's experts on the next
+        device stays on the host."""
+        return replace(self, overrides=tuple((pattern, CPU_DEVICE) for pattern, _ in self.overrides))
+
     def load(self, settings: LoadSettings) -> LoadSettings:
         """The settings with these options."""
         patterns = tuple((pattern, None if where == CPU_DEVICE else where) for pattern, where in self.overrides)
@@ -69,6 +82,14 @@ class StockPlacement:
             settings, n_gpu_layers=self.n_gpu_layers, host_patterns=patterns, stock=self.options,
             n_ubatch=n_ubatch, n_batch=max(settings.n_batch, n_ubatch), device_layers=self.device_layers,
         )  # fmt: skip
+
+
+def layers_by_share(n_layers: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """How many of the last n_layers layers llama.cpp gives each device: each to the one in whose share of the sum it
+    lies (llama_model::load_tensors)."""
+    ends = [end / sum(shares) for end in accumulate(shares)]
+    devices = [min(bisect_right(ends, layer / n_layers), len(shares) - 1) for layer in range(n_layers)]
+    return tuple(map(devices.count, range(len(shares))))
 
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"

@@ -12,8 +12,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from oallama.core.codec import Mark, to_json
 from oallama.core.types import Ratio
 from oallama.plan.plan import Plan
 from oallama.run.stock import StockPlacement
@@ -52,6 +53,8 @@ class Key:
     type_v: str
     late_first_word: bool  # whether a late first word may win
     draft: str = ""  # what makes drafts, where the user asks for some
+    # of several devices, machine and memory of each behind the first, whose these above are
+    others: Annotated[tuple[tuple[str, int], ...], Mark.OMIT_DEFAULT] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +71,24 @@ class Speed:
 @dataclass(frozen=True, slots=True)
 class StockTry:
     """A configuration of stock llama.cpp, with so many drafts a step. speed: None: it was not measured, as it has no
-    competitor. fault: why it cannot be used, else empty."""
+    competitor. fault: why it cannot be used, else empty. device: which of several devices it uses alone; "": all that
+    were asked for."""
 
     placement: StockPlacement
     speed: Speed | None = None
     fault: str = ""
     n_draft: int = 0
+    device: str = ""
 
     @property
-    def options(self) -> tuple[StockPlacement, int]:
-        return self.placement, self.n_draft
+    def options(self) -> tuple[StockPlacement, int, str]:
+        return self.placement, self.n_draft, self.device
 
     @property
     def flags(self) -> str:
         drafts = ("--spec-draft-n-max", str(self.n_draft)) if self.n_draft else ()
-        return " ".join((self.placement.flags, *drafts))
+        alone = ("--device", self.device) if self.device else ()
+        return " ".join((self.placement.flags, *alone, *drafts))
 
 
 Pair = tuple[Speed, Speed]
@@ -283,7 +289,7 @@ class TuneResult:
     def document(self) -> dict[str, Any]:
         """For --json."""
         classes = [each.document for each in self.classes]
-        return {"key": asdict(self.key), "classes": classes, "seconds": self.seconds}
+        return {"key": to_json(self.key), "classes": classes, "seconds": self.seconds}
 
     def plan(self, fingerprint: str) -> Plan:
         """Raises PlanError if the file was changed."""

@@ -9,6 +9,7 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
+from oallama.core.codec import to_json
 from oallama.core.files import cache_folder, write_whole
 from oallama.core.profile import Profile
 from oallama.profile.store import profile_to_json, read_in_cache
@@ -34,7 +35,7 @@ def timings_digest(profile: Profile) -> str:
 
 
 def result_path(key: Key) -> Path:
-    text = json.dumps(asdict(key), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(to_json(key), sort_keys=True, separators=(",", ":"))
     return cache_folder() / f"verdict-v{VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 

@@ -1,26 +1,22 @@
 """The gate: what it measures, what it keeps, and what the next run makes of that.
 
-Plans, stock's --fit and what arms read back are real; arms are loaded once each. How long a turn takes, and the time
-that passes, is what a test says.
+Plans, stock's --fit and what arms read back are real; how long a turn takes is what a test says (races.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e.races import FASTER, LOAD, SLOWER, Measured, racing
 
 from oallama.autotune.run import LEAST_BUDGET_S, Tuning, stock_at_once, tune, unsettled
-from oallama.bench.ab import Bench, ProgressCallback, run_bench
-from oallama.bench.process import ArmProcess, Deadline
-from oallama.bench.records import ArmSpec, BenchResult, BenchTest, LoadReport, Sample
+from oallama.core.codec import to_json
 from oallama.core.profile import Profile
 from oallama.core.types import Workload
 from oallama.placer import Placer
@@ -34,9 +30,7 @@ from oallama.tuned.store import read_result, result_path, write_result
 
 pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
-LOAD = Workload(64, 32, 1024)
 SHARE = 0.5  # of the weights may lie on the device
-SLOWER, FASTER = 1.5, 1 / 1.5  # seconds of a plan, stock's being 1
 QUESTION, PAGE = WorkloadClass("question", False), WorkloadClass("page", False)
 
 
@@ -70,75 +64,6 @@ def of_question(found: Tuning) -> ClassResult:
 def cache(planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
     return Path(shutil.copytree(planned, tmp_path / "cache"))
-
-
-_loaded: dict[tuple[str, str | None], tuple[LoadReport, tuple[int, int]]] = {}
-
-
-class Arm:
-    """An arm that was loaded once in a process, and whose turns take what the race says."""
-
-    def __init__(self, race: Measured, spec: ArmSpec, deadline: Deadline | None) -> None:
-        self._race, self._spec, self._deadline = race, spec, deadline
-        self._key = spec.name, spec.plan_fingerprint
-
-    def load(self, operators: Sequence[str]) -> LoadReport:
-        if self._key not in _loaded:
-            with contextlib.closing(ArmProcess(self._spec)) as arm:
-                _loaded[self._key] = arm.load(operators), arm.warm_up([BenchTest(8, 4)])
-        return _loaded[self._key][0]
-
-    def warm_up(self, tests: Sequence[BenchTest]) -> tuple[int, int]:
-        return _loaded[self._key][1]
-
-    def measure(self, tests: Sequence[BenchTest]) -> dict[BenchTest, Sample]:
-        n_draft = self._spec.draft.n_draft if self._spec.draft is not None else 0
-        seconds = 0.8**n_draft if self._spec.stock else self._race.seconds(len(self._race.turns))
-        late = 1.0 if self._spec.stock else self._race.late
-        self._race.turns.append(self._spec.name)
-        self._race.now += seconds * self._race.slowness
-        if self._deadline is not None:
-            self._deadline.check()
-        return {test: Sample(late * seconds, seconds * test.n_gen) for test in tests}
-
-    def cpu_seconds(self) -> float:
-        return 0.0
-
-    def close(self) -> None:
-        pass
-
-    kill = close
-
-
-@dataclass
-class Measured:
-    """A race whose plan takes `seconds` for its prompt and for each token, on a clock that runs `slowness` as fast."""
-
-    seconds: Callable[[int], float]
-    slowness: float = 1.0
-    now: float = 1000.0
-    turns: list[str] = field(default_factory=list)
-    given_s: list[float] = field(default_factory=list)
-    problem: str = ""  # of the plan's arm
-    late: float = 1.0  # times as long as stock's that the plan's prompts take
-
-    def __call__(
-        self, bench: Bench, progress: ProgressCallback, on_partial: Callable[[BenchResult], None]
-    ) -> BenchResult:
-        made = run_bench(bench, progress, on_partial, start=functools.partial(Arm, self))  # type: ignore[arg-type]
-        if not self.problem or len(bench.arms) == 1:
-            return made
-        return replace(made, arms=(made.arms[0], *(replace(a, problems=(self.problem,)) for a in made.arms[1:])))
-
-    def gate(self, placer: Placer, **options: Any) -> Tuning:
-        def begin(_: object, seconds: float) -> None:
-            self.given_s.append(seconds)
-
-        return tune(placer, LOAD, measure=self, clock=lambda: self.now, begin=begin, **options)
-
-
-def racing(seconds: float, **options: Any) -> Measured:
-    return Measured(lambda turn: seconds, **options)
 
 
 def test_the_best_prediction_is_tested_and_used_where_it_wins(placer: Placer) -> None:
@@ -352,7 +277,7 @@ def test_long_prompts_share_a_context(placer: Placer, two_layers: Path) -> None:
 def test_the_file_says_what_it_holds_for(placer: Placer) -> None:
     found = racing(FASTER).gate(placer)
     document = json.loads(json.dumps(found.result.document))
-    assert document["key"] == asdict(found.result.key)
+    assert document["key"] == to_json(found.result.key)
     (made,) = document["classes"]
     assert made["winner"] == found.plan.policy and made["plan"] == found.plan.fingerprint and made["settled"]
     assert made["class"] == {"length": "question", "history": False} and made["races"][0]["standing"] == "won"

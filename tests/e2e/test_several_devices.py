@@ -6,32 +6,44 @@ no_alloc loads have processes of their own, and so have loads whose memory is co
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from e2e.described_card import slow_cpu_fast_card
 from e2e.forced import Forced, Share, Where, attention, everything, ffn, forced, movable, nothing, written
 from e2e.logits import TOKENS, assert_stock, placed_logits
+from e2e.races import FASTER, SLOWER, Measured, racing
 from e2e.several_devices_cases import OPTIONS, TWO
 from gguf_factory import write_llama_shape
 from processes import ROOT
 
 from ggml_bridge.child import run_in_child
+from oallama.autotune.run import Tuning
 from oallama.bench.arms import ArmMaker
 from oallama.bench.prepare import default_arms, shared_setting
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import BenchTest
 from oallama.bench.verify import problems, same_as
+from oallama.cli.placement import PlacementOptions
+from oallama.cli.policy import PolicyOptions
+from oallama.core.codec import to_json
 from oallama.core.errors import UsageError
 from oallama.core.types import SPLIT_LAYOUT, Operator, Workload
 from oallama.core.units import MIB
 from oallama.cost.blocks import is_ffn
 from oallama.placer import Given, Placer
+from oallama.placer.tuned import result_key, tuned_plan
 from oallama.plan.plan import Plan
+from oallama.planner.policies.stock import MOST_PROMISING
 from oallama.profile.store import FOLDER_VARIABLE
+from oallama.tuned.result import MOST_TESTS, ClassResult, Key
+from oallama.tuned.store import result_path
+
+ASKED = Workload(64, 32, 256)
 
 
 @pytest.fixture(autouse=True)
@@ -203,3 +215,74 @@ def test_splits_beside_the_first_device_have_stocks_numbers(
         held = {buffer.device for buffer in llama.buffers if buffer.buft == SPLIT_LAYOUT and buffer.model}
         assert held == {"", "Emulated0"}
         assert_stock(placed_logits(llama, TOKENS), path, TOKENS)
+
+
+#
+# the gate
+#
+
+
+def raced(race: Measured, models: Path, vram: str = f"{14 * MIB},{16 * MIB}") -> tuple[Placer, Tuning, ClassResult]:
+    """What a race finds for short questions."""
+    placer = opened(write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0"), vram=vram, n_ctx=256)
+    found = race.gate(placer, ASKED)
+    (made,) = found.result.classes
+    return placer, found, made
+
+
+def test_a_plan_over_both_cards_that_wins_is_loaded_to_the_byte(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whatever loads a plan later: they all take what `made_plan` and Placer.run take."""
+    race = racing(FASTER)
+    placer, found, made = raced(race, models)
+    assert made.won is not None and found.plan.policy == "ranges" and len(found.plan.memory.devices) == 2
+    assert made.tries[0].device == "" and len(made.tries[0].placement.device_layers) == 2
+    n_most = 1 + len(placer.members) + MOST_PROMISING
+    assert len(made.tries) <= n_most and len(made.races) <= MOST_TESTS, "the race takes no longer than on one device"
+    fresh = opened(Path(placer.model.path), vram=f"{14 * MIB},{16 * MIB}", n_ctx=256)
+    tuned = tuned_plan(fresh, ASKED)
+    assert tuned is not None and tuned.plan.to_json() == found.plan.to_json()
+    asked = PlacementOptions(None, PolicyOptions(), fresh.options, None, gate=True, tune="off")
+    assert asked.made_plan(fresh, ASKED) == (tuned.plan, False)
+    engine = Mock(return_value=nullcontext(Mock()))
+    monkeypatch.setattr(Placer, "engine", engine)
+    fresh.run("one two", max_tokens=4)
+    assert engine.call_args.args == (tuned.plan,)
+
+
+def test_stock_on_one_card_alone_that_wins_is_loaded_there(models: Path) -> None:
+    race = replace(racing(SLOWER), stock=lambda name: 0.5 if "--device emulated:rtx3060" in name else 1.0)
+    placer, found, made = raced(race, models)
+    first = str(placer.members[0].device)
+    assert made.won is None and made.tries[made.rival].device == first and found.plan.device == first
+    assert {one.device for one in made.tries} >= {"", first}
+    assert f"--device {first}" in made.sentence and found.plan.stock is not None
+    tuned = tuned_plan(placer, ASKED)
+    assert tuned is not None and tuned.plan.to_json() == found.plan.to_json()
+    with placer.llama(tuned.plan, progress=False) as llama:
+        assert llama.device == "Emulated0"
+
+
+def test_stocks_placement_over_all_cards_is_a_plan_where_it_is_the_fastest(models: Path) -> None:
+    race = replace(racing(SLOWER), stock=lambda name: 2.0 if "--device" in name else 1.0)
+    _, found, made = raced(race, models)
+    assert made.rival == 0 and found.plan.policy == "fit" and len(found.plan.memory.devices) == 2
+    assert found.plan.predicted is not None and "using llama.cpp's placement" in made.sentence
+    asked = {"path": found.plan.model_path, "plan": found.plan.to_json()}
+    held = run_in_child("e2e.several_devices_cases", asked, env={"PYTHONPATH": str(ROOT / "tests")}, timeout_s=300.0)
+    assert set(held) == {"Emulated0", "Emulated1"}
+
+
+def test_a_result_belongs_to_all_devices_and_the_memory_of_each(models: Path) -> None:
+    path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
+
+    def key(vram: str, **options: object) -> Key:
+        return result_key(Placer.load(path, **{**OPTIONS, **options}, vram=vram), 256)
+
+    first, second = TWO.split(",emulated:gtx1650")[0], "emulated:gtx1650,vram=1GiB,scale=1,values=real"
+    both = key("14MiB,16MiB")
+    assert key("14MiB,16MiB") == both and len(both.others) == 1
+    others = [key("14MiB,9MiB"), key("9MiB,16MiB"), key("14MiB", device=first), key("16MiB", device=second),
+              key("16MiB,14MiB", device=f"{second},{first}")]  # fmt: skip
+    assert len({result_path(one) for one in (both, *others)}) == 6
+    assert others[2].others == () and "others" not in to_json(others[2])
+    assert others[2].machine == both.machine and others[3].machine == both.others[0][0]

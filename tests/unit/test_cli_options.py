@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -302,6 +302,9 @@ def test_what_to_type_measures_what_was_run():
         "`oallama tune '/my models/m.gguf' --device emulated:rtx3060,link=12 --vram 300MiB -t 2 -ctk q8_0 "
         "--late-first-word --spec mtp -c 8192`"
     )
+    both = replace(asked, device="CUDA0,CUDA1", other_vram=(200 * MIB,))
+    told = cli_autotune.tuning(SimpleNamespace(**{**vars(placer), "options": both}), Workload(19, 24, 8192, n_past=100))
+    assert "--device CUDA0,CUDA1 --vram 300MiB,200MiB -t 2" in told
 
 
 def test_a_number_of_requests_that_is_asked_for_is_planned_for_though_a_plan_was_measured_for_one(capsys):

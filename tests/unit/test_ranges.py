@@ -58,6 +58,7 @@ from oallama.planner.pure_plan import Memory, pure_problem
 from oallama.planner.ranges import Ranges, WholeRanges
 from oallama.planner.slicer import slicer_of
 from oallama.report.plan import plan_sentences
+from oallama.run.stock import Cap, StockPlacement, layers_by_share
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 
@@ -449,6 +450,31 @@ def test_the_split_back_end_is_told_the_first_device_and_its_layers() -> None:
     _, arguments = stock_command(found, operators, [o.name for o in operators], plugin=Plugin("lib.so", "plan"))
     told = " ".join(arguments)
     assert "--device CUDA0,CUDA1 -ngl 5 -ts 2,3" in told and r"^blk\.(?:2|3)\.ffn_up\.weight$=CPU" in told
+
+
+@given(n=st.integers(1, 60), cuts=st.lists(st.integers(0, 60), min_size=1, max_size=3))
+def test_layers_are_shared_out_by_shares_and_counts_stay_as_they_are(n: int, cuts: list[int]) -> None:
+    bounds = [0, *sorted(min(cut, n) for cut in cuts), n]
+    counts = tuple(end - begin for begin, end in pairwise(bounds))
+    assert layers_by_share(n, counts) == counts
+    assert sum(layers_by_share(n, [0.7 * count + 0.1 for count in counts])) == n
+
+
+def test_free_memory_decides_where_stock_is_told_nothing() -> None:
+    assert layers_by_share(33, (12 << 30, 4 << 30)) == (25, 8)
+    assert layers_by_share(4, (0, 5)) == (0, 4)
+
+
+def test_a_cap_of_some_devices_is_theirs() -> None:
+    cap = Cap(60, of_each=(10, 20, 30))
+    assert cap.of_some([2]) == Cap(30) and cap.of_some([0, 2]) == Cap(40, of_each=(10, 30))
+    assert Cap(60).of_some([0]) == Cap(60)
+
+
+def test_stocks_placement_as_a_plan_has_each_layer_on_one_device() -> None:
+    found = StockPlacement(5, ((r"blk\.1\.ffn_down.*", "CUDA1"), (r"blk\.3\..*", "CPU")), device_layers=(2, 3))
+    assert found.by_layers.overrides == ((r"blk\.1\.ffn_down.*", "CPU"), (r"blk\.3\..*", "CPU"))
+    assert replace(found.by_layers, overrides=found.overrides) == found
 
 
 def test_a_summary_says_what_each_device_has() -> None:
