@@ -44,14 +44,15 @@ if TYPE_CHECKING:
     from oallama.placer import Placer
 
 
-def parse_cards(text: str) -> tuple[Card, ...]:
-    """`rtx3060,h100`: distinct cards in order; `all`. Raises ValueError, UsageError for an unknown card."""
+def parse_cards(text: str) -> tuple[tuple[Card, ...], ...]:
+    """`rtx3060,h100+gtx1650`: distinct rows in order, each a card or several in one machine; `all`. Raises ValueError,
+    UsageError for an unknown card."""
     names = [name for name in text.split(",") if name.strip()]
     if not names:
         raise ValueError(f"unknown card {text!r}; choose from {', '.join(CARDS)}")
     if text.strip().lower() == "all":
         names = list(CARDS)
-    return tuple(dict.fromkeys(preset(name) for name in names))
+    return tuple(dict.fromkeys(tuple(map(preset, name.split("+"))) for name in names))
 
 
 def parse_rate(text: str) -> float:
@@ -91,9 +92,10 @@ def file_or_shape(word: str) -> str:
 @click.command("what-if", cls=Command)
 @partial(model_argument, file_of=file_or_shape)
 @option(
-    "--gpu", "cards", type=parsed(parse_cards), metavar="CARD,…", group=Group.DEVICE,
+    "--gpu", "rows", type=parsed(parse_cards), metavar="CARD,…", group=Group.DEVICE,
     show_default="one card of each memory size and maker",
-    help=f"Cards to predict, e.g. RTX 3060, 5060 Ti 16GB; or `all`.\f {', '.join(CARDS)}.",
+    help="Cards to predict, e.g. RTX 3060, 5060 Ti 16GB; or `all`.\f rtx3060-12+gtx1650-4: both in one machine. "
+    f"{', '.join(CARDS)}.",
 )  # fmt: skip
 @option(
     "--vram", "memory_bytes", type=SIZE, metavar="SIZE", group=Group.DEVICE, show_default="each card's",
@@ -114,7 +116,7 @@ def file_or_shape(word: str) -> str:
 @chart_option
 def command(
     model: str,
-    cards: tuple[Card, ...] | None,
+    rows: tuple[tuple[Card, ...], ...] | None,
     memory_bytes: int | None,
     cores: int | None,
     ram_speed: float | None,
@@ -134,6 +136,7 @@ def command(
       oallama what-if gemma-3-27b --ram-speed 60
       oallama what-if qwen3-30b-a3b:Q8_0 --gpu "RTX 3060, 5060 Ti 16GB"
       oallama what-if model.gguf --gpu rtx4090 --vram 20GiB -p 4096 --chart cards.svg
+      oallama what-if qwen3-32b --gpu rtx3060-12+gtx1650-4,rtx3060-12
 
     \f
     Known by name: NAMES. All their matrices are Q4_0 (gpt-oss: MXFP4), or of the type after a colon. Each card is
@@ -143,9 +146,9 @@ def command(
     if profile is not None and (cores is not None or ram_speed is not None):
         raise UsageError("--profile has a CPU's times and cannot be combined with --cores or --ram-speed")
     host = pc(cores, ram_speed) if cores is not None or ram_speed is not None else None
-    chosen = cards or tuple(CARDS[name] for name in USUAL_CARDS)
+    chosen = rows or tuple((CARDS[name],) for name in USUAL_CARDS)
     if memory_bytes is not None:
-        chosen = tuple(replace(card, memory_bytes=memory_bytes) for card in chosen)
+        chosen = tuple(tuple(replace(card, memory_bytes=memory_bytes) for card in cards) for cards in chosen)
     from oallama.model.memory import NoAllocLoader
 
     with NoAllocLoader() as no_alloc_loader:  # it loads llama.cpp while the rest is imported and the model is read
@@ -158,19 +161,19 @@ def command(
             emit(what_if_head(placer.model, workload, host))
         with busy("predicting"):
             alone, found = alone_and_beside(placer, chosen, workload, **given(policy=policy))
-        rows = []
+        predicted = []
         for row in each_awaited(found, "predicting"):
-            rows.append(row)
+            predicted.append(row)
             if not as_json:
                 emit(what_if_line(placer.model, row))
                 sys.stdout.flush()  # the next card takes a while
     tell_doubt(placer)
     if as_json:
-        emit_json(what_if_document(placer.model, workload, alone, rows, host))
+        emit_json(what_if_document(placer.model, workload, alone, predicted, host))
     else:
-        emit(what_if_foot(workload, alone, rows, policy or "auto", host))
+        emit(what_if_foot(placer.model, workload, alone, predicted, policy or "auto", host))
     if chart is not None:
-        write_chart(chart, what_if_chart(placer.model, workload, rows))
+        write_chart(chart, what_if_chart(placer.model, workload, predicted))
 
 
 def placer_on(

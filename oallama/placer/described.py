@@ -22,7 +22,16 @@ from oallama.planner.placement import VerifiedPlan
 from oallama.planner.policies.registry import Request, Rules
 from oallama.planner.policies.stock import cpu
 from oallama.planner.problem import LoadBytes, Problem
-from oallama.planner.pure_plan import Memory, WhatIf, counted_load_of, pure_problem, pure_problems, what_if
+from oallama.planner.pure_plan import (
+    Memory,
+    WhatIf,
+    counted_load_of,
+    problem_over,
+    pure_problem,
+    pure_problems,
+    what_if,
+    what_if_over,
+)
 from oallama.profile.described import TOKENS, described, with_card
 
 
@@ -61,28 +70,30 @@ def plan_for(
 
 
 def alone_and_beside(
-    placer: ModelOnDevice, cards: Sequence[Card], workload: Workload, policy: str = AUTO
+    placer: ModelOnDevice, rows: Sequence[tuple[Card, ...]], workload: Workload, policy: str = AUTO
 ) -> tuple[VerifiedPlan, Iterator[WhatIf]]:
-    """Predict this machine by itself, and with each of these cards, one after the other. policy:
+    """Predict this machine by itself, and with the cards of each row, one after the other. policy:
     whose plans are compared with stock llama.cpp's. The placer must be one without a device.
 
     Raises UsageError, ProfileError, and what a no_alloc load raises.
     """
     if not placer.device.is_none:
         raise UsageError("what-if needs a placer with --device none: the cards are its devices")
+    if policy != AUTO and any(len(cards) > 1 for cards in rows):
+        raise UsageError(f"policy {policy} uses one card; omit --policy, or name cards between commas")
     rule = placer.attention_rule
     placer.no_alloc_loads.begin_on_host(workload, rule.attention("on"))
     for mode in rule.modes(placer.profile(), workload):
         placer.no_alloc_loads.begin_on_host(workload, rule.attention(mode))
     request = Request(workload, cpu)
     alone = decide(placer.problems.worth_planning(request), request)
-    return alone, beside_each(placer, placer.problem("on"), cards, workload, policy)
+    return alone, beside_each(placer, placer.problem("on"), rows, workload, policy)
 
 
 def beside_each(
-    placer: ModelOnDevice, of_cpu: Problem, cards: Sequence[Card], workload: Workload, policy: str
+    placer: ModelOnDevice, of_cpu: Problem, rows: Sequence[tuple[Card, ...]], workload: Workload, policy: str
 ) -> Iterator[WhatIf]:
-    """Each card with all its memory beside this machine's CPU, whose problem that is."""
+    """Each row's cards with all their memory beside this machine's CPU, whose problem that is."""
     model, operators = placer.model, placer.operators
     host = _on_host(placer, workload)
 
@@ -93,7 +104,13 @@ def beside_each(
             of_cpu, profile=with_attention(own, "on"), no_alloc_load=no_alloc_load, vram=None, gpu_weights=None
         )
 
-    return (what_if(problem_with(card), card, workload, policy_named(policy)) for card in cards)
+    def row_of(cards: tuple[Card, ...]) -> WhatIf:
+        if len(cards) == 1:
+            return what_if(problem_with(cards[0]), cards[0], workload, policy_named(policy))
+        each = [replace(problem_with(card), vram=card.memory_bytes) for card in cards]
+        return what_if_over(problem_over(each, host), cards, workload)
+
+    return map(row_of, rows)
 
 
 def _on_host(placer: ModelOnDevice, workload: Workload) -> LoadBytes:

@@ -9,7 +9,8 @@ load on the CPU; the card's compute buffers are taken to be as large, its KV cac
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -25,19 +26,31 @@ from oallama.device.card import Card
 from oallama.planner.attention import AttentionRule, Problems, with_attention
 from oallama.planner.decide import decide
 from oallama.planner.placement import Placement, VerifiedPlan, whole_bytes
+from oallama.planner.policies.ranges import on_each, ranges
 from oallama.planner.policies.registry import Policy, Request
 from oallama.planner.policies.stock import strongest
+from oallama.planner.policies.stock_over import stock_over
 from oallama.planner.problem import LoadBytes, NoAllocLoad, Problem
 from oallama.planner.verify import on_cpu
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """Prediction for one card."""
+    """Prediction for one card, or for several in one machine. The plans are on one of several, or over all."""
 
-    card: Card
+    cards: tuple[Card, ...]
     stock: VerifiedPlan  # the fastest options of stock llama.cpp, policy being their name
     best: VerifiedPlan  # the same one where nothing is predicted to be faster; or the plan of the policy asked for
+    stock_on: tuple[int, ...]  # the numbers of the cards that it uses
+    best_on: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return "+".join(card.name for card in self.cards)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(card.memory_bytes for card in self.cards)
 
     @property
     def fits_whole(self) -> bool:
@@ -66,20 +79,66 @@ def counted_load_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int
     return no_alloc_load
 
 
+def problem_over(devices: Sequence[Problem], host: LoadBytes) -> Problem:
+    """The problem over several cards, each with its own problem, whose no_alloc loads are counted. host: as in
+    counted_load_of."""
+    first = devices[0]
+
+    def no_alloc_load(workload: Workload, placement: Placement) -> LoadBytes:
+        if not placement.device_layers:
+            return first.no_alloc_load(workload, placement)
+        each = tuple(
+            LoadBytes(n_bytes, 0, host.kv * n_blocks // first.graph.n_layer, host.compute, device.vram or 0)
+            for device, (n_blocks, n_bytes) in zip(devices, on_each(first, placement), strict=True)
+        )
+        on_cards = sum(device.weights_gpu for device in each)
+        return LoadBytes(on_cards, host.weights_host - on_cards, host.kv, host.compute, 0, each)
+
+    return replace(first, no_alloc_load=no_alloc_load, devices=tuple(devices))
+
+
 def what_if(problem: Problem, card: Card, workload: Workload, policy: Policy | None = None) -> WhatIf:
     """Both plans for a card. problem: with the card's described profile, and counted_load_of. policy: whose plan is
     compared with stock's fastest options, or leaves everything on the CPU where it does not fit; None: the faster."""
     stock = strongest(problem, Request(workload, quick=True, required=False))
     asked = Request(workload, policy, quick=True)
+
+    def beside(best: VerifiedPlan) -> WhatIf:
+        return WhatIf((card,), stock, best, (0,), (0,))
+
     if policy is not None:
         try:
-            return WhatIf(card, stock, decide([problem], asked))
+            return beside(decide([problem], asked))
         except DoesNotFit:
-            return WhatIf(card, stock, on_cpu(problem, workload, "mixed"))
+            return beside(on_cpu(problem, workload, "mixed"))
     if all(stock.placement.on_device):
-        return WhatIf(card, stock, stock)
+        return beside(stock)
     ours = decide([problem], asked)
-    return WhatIf(card, stock, min(stock, ours, key=lambda decision: decision.predicted.total_s))
+    return beside(min(stock, ours, key=total_s))
+
+
+def what_if_over(problem: Problem, cards: tuple[Card, ...], workload: Workload) -> WhatIf:
+    """Both plans for several cards: the fastest of those on each alone, and over all. problem: over all
+    (problem_over)."""
+    alone = [what_if(device, card, workload) for device, card in zip(problem.devices, cards, strict=True)]
+    stocks: list[tuple[VerifiedPlan, tuple[int, ...]]] = [(one.stock, (number,)) for number, one in enumerate(alone)]
+    if (over := stock_over(problem, workload)) is not None:
+        stocks.append((over, _used(over)))
+    stock, stock_on = min(stocks, key=lambda found: total_s(found[0]))
+    bests = [(stock, stock_on), *((one.best, (number,)) for number, one in enumerate(alone))]
+    with suppress(DoesNotFit):  # each of them keeps buffers of its own
+        ours = decide([problem], Request(workload, ranges, quick=True))
+        bests.append((ours, _used(ours)))
+    best, best_on = min(bests, key=lambda found: total_s(found[0]))
+    return WhatIf(cards, stock, best, stock_on, best_on)
+
+
+def _used(decision: VerifiedPlan) -> tuple[int, ...]:
+    return tuple(number for number, n in enumerate(decision.placement.device_layers) if n)
+
+
+def total_s(decision: VerifiedPlan) -> float:
+    return decision.predicted.total_s
 
 
 COMPUTE_BYTES_PER_TOKEN = 512 * KIB

@@ -48,8 +48,8 @@ def what_if_document(
 def _row(model: ModelInfo, row: WhatIf) -> dict[str, Any]:
     stock, best = row.stock, row.best
     return {
-        "gpu": row.card.name,
-        "vram": row.card.memory_bytes,
+        "gpu": row.name,
+        "vram": row.memory_bytes,
         "policy": best.policy,
         "ttft_s": best.predicted.ttft_s,
         "tpot_s": best.predicted.tpot_s,
@@ -61,8 +61,32 @@ def _row(model: ModelInfo, row: WhatIf) -> dict[str, Any]:
         "stock_n_gpu_layers": n_gpu_layers(model.n_layer, stock.placement),
         "stock_device_bytes": _used(stock),
         "device_bytes": _used(best),
-        "description": row.card.description,
+        "description": " + ".join(card.description for card in row.cards),
+        **({} if len(row.cards) == 1 else {"cards": [_device(row, n, model.n_layer) for n in range(len(row.cards))]}),
     }
+
+
+def _device(row: WhatIf, number: int, n_layer: int) -> dict[str, Any]:
+    """What one of several cards has under stock's plan and the best: layers, the output being one, and bytes."""
+    stock_layers, stock_bytes = _share(row.stock, row.stock_on, number, n_layer)
+    n_layers, n_bytes = _share(row.best, row.best_on, number, n_layer)
+    return {
+        "gpu": row.cards[number].name,
+        "n_layers": n_layers,
+        "device_bytes": n_bytes,
+        "stock_n_layers": stock_layers,
+        "stock_device_bytes": stock_bytes,
+    }
+
+
+def _share(plan: VerifiedPlan, on: tuple[int, ...], number: int, n_layer: int) -> tuple[int, int]:
+    """(layers, bytes) of a card under a plan. on: the numbers of the cards that it uses."""
+    if number not in on:
+        return 0, 0
+    if not plan.placement.device_layers:
+        return n_gpu_layers(n_layer, plan.placement), _used(plan)
+    memory = plan.memory.devices[number]
+    return plan.placement.device_layers[number], memory.limit - memory.spare
 
 
 def _used(decision: VerifiedPlan) -> int:
@@ -84,11 +108,29 @@ def what_if_line(model: ModelInfo, row: WhatIf) -> str:
     """One card: times of stock llama.cpp at its fastest, and of our best plan."""
     stock, best = row.stock.predicted, row.best.predicted
     cells = (format_seconds(stock.ttft_s), _rate(stock), format_seconds(best.ttft_s), _rate(best))
-    return _line((row.card.name, format_bytes(row.card.memory_bytes), row.stock.policy, *cells, f"{row.gain:.2f}×"))
+    above, name = (f"{row.name}\n", "") if len(row.name) > NAME else ("", row.name)
+    return above + _line((name, format_bytes(row.memory_bytes), row.stock.policy, *cells, f"{row.gain:.2f}×"))
+
+
+def _several_sentences(rows: Sequence[WhatIf], n_layer: int) -> list[str]:
+    """What each of several cards has, where that is not known from the row: layers, the output being one."""
+    sentences = []
+    for row in (row for row in rows if len(row.cards) > 1):
+        each = [_device(row, number, n_layer) for number in range(len(row.cards))]
+        ours, stock = (
+            ", ".join(f"{card['gpu']} {card[key]}" for card in each) for key in ("n_layers", "stock_n_layers")
+        )
+        sentences.append(f"{row.name}: layers under oallama's plan: {ours}; under llama.cpp's options: {stock}.")
+    return sentences
 
 
 def what_if_foot(
-    workload: Workload, alone: VerifiedPlan, rows: Sequence[WhatIf], policy: str = "auto", host: Host | None = None
+    model: ModelInfo,
+    workload: Workload,
+    alone: VerifiedPlan,
+    rows: Sequence[WhatIf],
+    policy: str = "auto",
+    host: Host | None = None,
 ) -> str:
     """Explain the columns, and say how long the CPU takes alone."""
     ours = "the best plan of a quick search, or llama.cpp's options if no plan is predicted to be faster"
@@ -104,7 +146,8 @@ def what_if_foot(
     )
     if step := step_text(workload.step, None):
         text += f" {step} Times are of each request."
-    return "\n".join(["", *textwrap.wrap(text, WIDTH)]) + "\n"
+    sentences = [line for each in _several_sentences(rows, model.n_layer) for line in textwrap.wrap(each, WIDTH)]
+    return "\n".join(["", *sentences, *textwrap.wrap(text, WIDTH)]) + "\n"
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -120,7 +163,7 @@ def what_if_chart(model: ModelInfo, workload: Workload, rows: Sequence[WhatIf]) 
     """The picture as SVG: bars by card, for stock llama.cpp and for our best plan."""
     title = model_title(model)
     cards = ", ".join(
-        f"{row.card.name} {format_seconds(row.best.predicted.ttft_s)} and {format_seconds(row.best.predicted.tpot_s)}"
+        f"{row.name} {format_seconds(row.best.predicted.ttft_s)} and {format_seconds(row.best.predicted.tpot_s)}"
         for row in rows
     )
     return times_chart(
@@ -139,4 +182,4 @@ def _chart_line(row: WhatIf) -> ChartLine:
     stock, best = row.stock.predicted, row.best.predicted
     first_token = (bar(stock.ttft_s, STOCK), bar(best.ttft_s, OURS))
     each_more = (bar(stock.tpot_s, STOCK), bar(best.tpot_s, OURS))
-    return ChartLine(row.card.name, (first_token, each_more), format_bytes(row.card.memory_bytes))
+    return ChartLine(row.name, (first_token, each_more), format_bytes(row.memory_bytes))

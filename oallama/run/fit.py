@@ -27,7 +27,8 @@ from oallama.device.load_params import (
     load_bridge,
 )
 from oallama.device.opening import device_pointers
-from oallama.run.stock import Cap, StockPlacement, layers_by_share, operator_bytes_on_device
+from oallama.planner.policies.stock_over import layers_by_share
+from oallama.run.stock import Cap, StockPlacement, operator_bytes_on_device
 
 FIT_PARAMS = (
     "_Z17common_fit_paramsPKcP18llama_model_paramsP20llama_context_paramsPfP32llama_model_tensor_buft_overridePm"

@@ -6,10 +6,8 @@ Where options put an operator is what a user *says*; what llama.cpp *did* is rea
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Literal
 
 from oallama.core.types import CPU_DEVICE, Operator, StockOptions
@@ -82,14 +80,6 @@ class StockPlacement:
             settings, n_gpu_layers=self.n_gpu_layers, host_patterns=patterns, stock=self.options,
             n_ubatch=n_ubatch, n_batch=max(settings.n_batch, n_ubatch), device_layers=self.device_layers,
         )  # fmt: skip
-
-
-def layers_by_share(n_layers: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """How many of the last n_layers layers llama.cpp gives each device: each to the one in whose share of the sum it
-    lies (llama_model::load_tensors)."""
-    ends = [end / sum(shares) for end in accumulate(shares)]
-    devices = [min(bisect_right(ends, layer / n_layers), len(shares) - 1) for layer in range(n_layers)]
-    return tuple(map(devices.count, range(len(shares))))
 
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"

@@ -6,13 +6,17 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from worlds import CARD, HOST, ROUTED, SMALL, World, bytes_of, model_info, some_plan, there, total_s
 
 from oallama.cli.main import exit_code
+from oallama.cli.what_if import parse_cards
 from oallama.core.errors import PlanError, ProfileError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, Attention, Workload
@@ -24,12 +28,13 @@ from oallama.device.machines import MACHINES, Machine, machine_of
 from oallama.placer import Placer
 from oallama.placer.described import alone_and_beside, plan_for
 from oallama.plan.plan import Plan
+from oallama.planner.policies.stock_over import fitted
 from oallama.planner.pure_plan import WhatIf
 from oallama.profile.described import host_profile, with_card
 from oallama.profile.merge import missing_contention, missing_link
 from oallama.profile.store import profile_from_json, profile_to_json
 from oallama.profile.wanted import wanted
-from oallama.report.what_if import CLAIM
+from oallama.report.what_if import CLAIM, what_if_document, what_if_foot, what_if_line
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 
@@ -242,13 +247,15 @@ def test_a_plan_is_loaded_with_the_context_and_attention_that_are_asked_for() ->
 #
 
 
-def row_of(mib: float, policy: str = "auto", **facts: object) -> WhatIf:
-    """A card of so much memory beside a small model's CPU."""
+def row_of(mib: float, policy: str = "auto", beside: float = 0.0, **facts: object) -> WhatIf:
+    """A card of so much memory beside a small model's CPU; beside: MiB of a slower card in the same machine."""
     world = World(**{"model": SMALL, "workload": LOAD, **facts})
     profile = host_profile(HOST, world.model, world.operators, (1, 32, 512))
     layouts = (case for case in world.profile.cases if case.layout == "CPU_REPACK")
     placer = world.alone(replace(profile, cases=(*profile.cases, *layouts)))
-    (row,) = alone_and_beside(placer, [replace(preset("rtx3060"), memory_bytes=int(mib * MIB))], LOAD, policy)[1]
+    sizes = {"rtx3060": mib, **({"gtx1650": beside} if beside else {})}
+    cards = tuple(replace(preset(name), memory_bytes=int(size * MIB)) for name, size in sizes.items())
+    (row,) = alone_and_beside(placer, [cards], LOAD, policy)[1]
     return row
 
 
@@ -296,6 +303,62 @@ def test_a_policy_of_choice_is_compared_whether_it_is_faster_or_not(policy: str)
     assert row_of(0.5, policy).best.policy == "cpu"
 
 
+@pytest.mark.parametrize(("model", "mib", "beside"), [(SMALL, 14, 10), (ROUTED, 54, 20)])
+def test_two_cards_in_one_machine_are_as_fast_as_the_faster_of_them_at_least(model, mib, beside) -> None:
+    both, alone = (row_of(mib, model=model, beside=second) for second in (beside, 0.0))
+    assert both.name == "rtx3060-12+gtx1650-4" and both.memory_bytes == (mib + beside) * MIB
+    assert total_s(both.stock) <= total_s(alone.stock) and total_s(both.best) <= total_s(both.stock)
+    if model is SMALL:  # whose slow card is faster than the CPU beside them
+        assert both.stock_on == (0, 1) and len(both.stock.memory.devices) == 2 and both.stock.memory.fits
+    assert total_s(both.best) <= total_s(alone.best)
+    if both.best_on == (0, 1):
+        assert sum(both.best.placement.device_layers) == model.n_layer + 1 - both.best.placement.first_device_layer
+
+
+def test_what_each_of_several_cards_has_is_told() -> None:
+    row = row_of(14, beside=10)
+    assert row.stock.placement.device_layers
+    told = what_if_document(SMALL, LOAD, row.best, [row])["rows"][0]
+    cards = told["cards"]
+    assert [card["gpu"] for card in cards] == ["rtx3060-12", "gtx1650-4"]
+    assert tuple(card["stock_n_layers"] for card in cards) == row.stock.placement.device_layers
+    assert sum(card["device_bytes"] for card in cards) == told["device_bytes"]
+    foot = " ".join(what_if_foot(SMALL, LOAD, row.best, [row]).split())
+    layers = ", ".join(f"{card['gpu']} {card['stock_n_layers']}" for card in cards)
+    assert "rtx3060-12+gtx1650-4: layers under oallama's plan: " in foot and f"llama.cpp's options: {layers}." in foot
+    assert what_if_line(SMALL, row).splitlines()[0] == "rtx3060-12+gtx1650-4"
+    assert "cards" not in what_if_document(SMALL, LOAD, row.best, [row_of(14)])["rows"][0]
+
+
+def test_a_policy_that_uses_one_card_is_refused_for_two() -> None:
+    with pytest.raises(UsageError, match="policy scheinfer uses one card"):
+        row_of(14, "scheinfer", beside=10)
+
+
+def test_plus_joins_cards_of_one_machine_and_the_comma_separates_rows() -> None:
+    first, second = preset("rtx3060"), preset("gtx1650")
+    assert parse_cards("rtx3060-12+gtx1650-4, RTX 3060") == ((first, second), (first,))
+    assert parse_cards("rtx3060+rtx3060") == ((first, first),)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30)), min_size=1, max_size=8),
+    free=st.lists(st.integers(0, 120), min_size=1, max_size=3), has_experts=st.booleans(),
+)  # fmt: skip
+def test_what_fit_is_taken_to_give_each_device_fits_it(sizes, free, has_experts) -> None:
+    """A size of a layer is that without experts, and that of its experts."""
+
+    def fits(device: int, begin: int, end: int, full: int) -> bool:
+        used = sum(size for size, _ in sizes[begin:end]) + sum(size for _, size in sizes[begin : min(end, full)])
+        return used <= free[device]
+
+    bounds, full = fitted(len(sizes), [1 + n for n in free], fits, has_experts)
+    assert bounds == sorted(bounds) and bounds[-1] == len(sizes) and len(bounds) == len(free) + 1
+    assert all(fits(device, begin, end, full) for device, (begin, end) in enumerate(pairwise(bounds)))
+    if len(free) == 1 and not has_experts:  # as many of the last as fit
+        assert bounds[0] == 0 or not fits(0, bounds[0] - 1, len(sizes), full)
+
+
 #
 # the commands
 #
@@ -306,6 +369,7 @@ def test_a_policy_of_choice_is_compared_whether_it_is_faster_or_not(policy: str)
     [
         (["what-if", "no.gguf", "--gpu", "rtx9090"], "unknown card 'rtx9090'; choose from gtx1650-4"),
         (["what-if", "no.gguf", "--gpu", ","], "unknown card"),
+        (["what-if", "no.gguf", "--gpu", "rtx3060+rtx9090"], "unknown card 'rtx9090'"),
         (["what-if", "no.gguf", "--chart", "cards.pdf"], "name a file that ends in .svg"),
         (["what-if", "no.gguf", "--vram-fill", "2"], "is not between 0 and 1"),
         (["what-if", "no.gguf", "--ram-speed", "fast"], "is not a memory speed in GB/s"),

@@ -44,6 +44,7 @@ from oallama.planner.parts import problem_in, sliced_part
 from oallama.planner.placement import ON_DEVICE, ON_HOST, Assignment, Placement, placed_by_plan, whole_bytes
 from oallama.planner.policies.ranges import on_each, ranges
 from oallama.planner.policies.registry import Request
+from oallama.planner.policies.stock_over import layers_by_share
 from oallama.planner.price import price
 from oallama.planner.problem import (
     LoadBytes,
@@ -58,7 +59,7 @@ from oallama.planner.pure_plan import Memory, pure_problem
 from oallama.planner.ranges import Ranges, WholeRanges
 from oallama.planner.slicer import slicer_of
 from oallama.report.plan import plan_sentences
-from oallama.run.stock import Cap, StockPlacement, layers_by_share
+from oallama.run.stock import Cap, StockPlacement
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 

@@ -1,0 +1,83 @@
+"""What llama.cpp's --fit does over several devices of given sizes, without llama.cpp and without the devices. Pure.
+
+As common_fit_params (b11549) does it. Where everything fits, layers are shared out by free memory. Else the last device
+gets as many of the last layers as it holds, then the one before it. Models with experts: first every layer's other
+weights, then whole layers from the first on, each device after the one before it. The part of one more layer that
+--fit tries at last is not counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from oallama.core.types import StockOptions, Workload
+from oallama.planner.placement import Placement, VerifiedPlan
+from oallama.planner.policies.stock import FIT
+from oallama.planner.problem import Problem, empty_memory
+from oallama.planner.verify import verify
+
+Fits = Callable[[int, int, int, int], bool]
+"""Whether a device holds the layers [begin, end) of which those before `full` have their experts there."""
+
+
+def stock_over(problem: Problem, workload: Workload) -> VerifiedPlan | None:
+    """--fit's placement over the problem's devices; None where it uses fewer than two of them, or does not fit."""
+    operators, graph, n_layers = problem.operators, problem.graph, problem.graph.n_layer + 1
+    memories = [empty_memory(device, workload) for device in problem.devices]
+    experts = [operator.op == "MUL_MAT_ID" for operator in operators]
+
+    def n_bytes(begin: int, end: int, with_experts: bool) -> int:
+        first, last = graph.operators_of((begin, end))
+        return sum(operators[i].bytes for i in range(first, last) if with_experts or not experts[i])
+
+    def fits(device: int, begin: int, end: int, full: int) -> bool:
+        memory, n_blocks = memories[device], min(end, graph.n_layer) - min(begin, graph.n_layer)
+        size = n_bytes(begin, max(begin, min(full, end)), True) + n_bytes(max(begin, min(full, end)), end, False)
+        return begin == end or size <= memory.operator_budget(memory.n_layer - n_blocks)
+
+    bounds, full = fitted(n_layers, [memory.capacity for memory in memories], fits, any(experts))
+    device_layers = tuple(end - begin for begin, end in pairwise(bounds))
+    if sum(n > 0 for n in device_layers) < 2:
+        return None
+    there = (
+        layer >= bounds[0] and (layer < full or not expert)
+        for layer, expert in zip(graph.operator_layer, experts, strict=True)
+    )
+    able = (problem.kernels.on_device(operator) is not None for operator in operators)
+    placement = Placement.whole([here and can for here, can in zip(there, able, strict=True)], bounds[0])
+    placement = replace(placement, stock=StockOptions(), device_layers=device_layers)
+    decision = verify(problem, FIT, workload, placement)
+    return decision if decision.memory.fits else None
+
+
+def layers_by_share(n_layers: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """How many of the last n_layers layers llama.cpp gives each device: each to the one in whose share of the sum it
+    lies (llama_model::load_tensors)."""
+    ends = [end / sum(shares) for end in accumulate(shares)]
+    devices = [min(bisect_right(ends, layer / n_layers), len(shares) - 1) for layer in range(n_layers)]
+    return tuple(map(devices.count, range(len(shares))))
+
+
+def fitted(n_layers: int, free: Sequence[int], fits: Fits, has_experts: bool) -> tuple[list[int], int]:
+    """(where each device's range of layers begins, and the last ends; the first layer without its experts there)."""
+    devices = range(len(free))
+    shares = [0, *accumulate(layers_by_share(n_layers, free))]
+    if all(fits(device, begin, end, n_layers) for device, (begin, end) in enumerate(pairwise(shares))):
+        return shares, n_layers
+    full = 0 if has_experts else n_layers
+    bounds = [n_layers]
+    for device in reversed(devices):
+        end = bounds[0]
+        bounds.insert(0, next(begin for begin in range(end + 1) if fits(device, begin, end, full)))
+    if not has_experts or bounds[0] > 0:
+        return bounds, full
+    for device in devices:
+        begin, end = bounds[device], bounds[device + 1]
+        full = next(full for full in range(n_layers, begin - 1, -1) if fits(device, begin, max(full, end), full))
+        bounds[device + 1 :] = [max(full, bound) for bound in bounds[device + 1 :]]
+        if full < bounds[device + 1]:
+            break
+    return bounds, full
