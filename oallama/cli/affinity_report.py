@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ from oallama.cli.speculation import StepOptions, step_options
 
 if TYPE_CHECKING:
     from oallama.core.options import Options
-    from oallama.core.types import Workload
+    from oallama.core.types import Phase, Workload
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.report.operators import AffinityReport
@@ -102,7 +104,6 @@ def command(
     if as_json and chosen == "table":
         chosen = "json"
     placer = Placer.of_file(model, options, profile)
-    placer.check_one_device("the affinity report")
     note_unused(placer, policy)
     workload = step.workload(placer.workload(n_prompt, n_gen))
     placer.drafter, made = step.drafter(placer), None
@@ -111,14 +112,18 @@ def command(
         return step.plan(placer, workload, policy.plan)
 
     with busy("planning"):
-        if policy.policy is None and step == StepOptions():
+        if placer.members:
+            asks = policy.policy is not None or step != StepOptions()
+            report = report_of_several(placer, workload, phase, planned if asks else None)
+        elif policy.policy is None and step == StepOptions():
             report = search_report(placer, phase, n_prompt, n_gen, policy.affinity, policy.fill)
         else:
             made = planned(workload)
             report = plan_report(placer, made, workload, phase)
             if step.expected is not None:
                 report = with_more_requests(placer, report, workload, planned)
-        report = with_run(placer, report, *plan_of_run(placer, workload, made if step != StepOptions() else None))
+        if not placer.members:
+            report = with_run(placer, report, *plan_of_run(placer, workload, made if step != StepOptions() else None))
     words = PAPERS if verbose else PLAIN
     if as_json and output is not None:
         emit(render(report, "json", every_row, words))
@@ -128,6 +133,19 @@ def command(
         show(report_tables(report, every_row, words=words))
         return
     deliver(render(report, chosen, every_row, words), output)
+
+
+def report_of_several(
+    placer: Placer, workload: Workload, phase: Phase, made: Callable[[Workload], Plan] | None
+) -> AffinityReport:
+    """The report of several devices: of the plan that `oallama run` uses, or of the one that is made."""
+    from oallama.placer.report import report_over
+    from oallama.report.operators import RunPlan
+
+    if made is not None:
+        return report_over(placer, made(workload), workload, phase)
+    plan, is_measured = plan_of_run(placer, workload)
+    return replace(report_over(placer, plan, workload, phase), run=RunPlan(plan, is_measured))
 
 
 def plan_of_run(placer: Placer, workload: Workload, made: Plan | None = None) -> tuple[Plan, bool]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from oallama.core.types import Backend, OperatorPlacement, Predicted, Shape
+from oallama.core.types import Backend, MemoryBreakdown, OperatorPlacement, Predicted, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,16 @@ class Affinity:
     @property
     def backend(self) -> Backend:
         return self.placement.backend
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """One of several devices: what it has of a plan, and what each operator takes there."""
+
+    device: str
+    layers: tuple[int, int]  # from the first to before the last, the output being one behind the last; equal: none
+    memory: MemoryBreakdown | None  # None: the plan leaves the device out
+    times: Mapping[str, tuple[float | None, float]]  # T_g and T' by operator, as in Affinity
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,24 +6,27 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
-from oallama.core.affinity_report import Baseline, MeasuredOn
+from oallama.core.affinity_report import Affinity, Baseline, DeviceTimes, MeasuredOn
 from oallama.core.errors import UsageError
 from oallama.core.profile import Profile
-from oallama.core.types import MemoryBreakdown, Phase, Workload
+from oallama.core.types import MemoryBreakdown, Operator, Phase, Workload
+from oallama.device.spec import parse_device
 from oallama.placer.model_on_device import ModelOnDevice
 from oallama.placer.plans import with_doubt
 from oallama.placer.stock import stock_attention
 from oallama.plan.plan import Plan
-from oallama.planner.affinity import AffinityRule, FillRule, affinities
+from oallama.planner.affinity import AffinityRule, FillRule, affinities, ranked
 from oallama.planner.decide import decide, larger_ubatches
-from oallama.planner.explain import STOCK, baselines
+from oallama.planner.explain import CPU_ALONE, STOCK, baselines
 from oallama.planner.placement import Placement, placed_by_plan, plan_record
 from oallama.planner.policies.oato import oato
 from oallama.planner.policies.registry import Request, Rules
 from oallama.planner.policies.stock import cpu, stock_decision
+from oallama.planner.policies.stock_over import stock_over
 from oallama.planner.price import price
 from oallama.planner.problem import Problem, costs_of
 from oallama.report.operators import AffinityReport, RunPlan, predicted_by
+from oallama.report.plan import layer_ranges
 
 MORE_REQUESTS, BETTER = (2, 4, 8, 16), 1.03
 """Requests in flight that other plans are looked for, and as many times as fast as one must be to be worth telling."""
@@ -45,6 +48,7 @@ def search_report(
     """
     if phase not in get_args(Phase):
         raise UsageError(f"unknown phase {phase!r}; choose from {', '.join(get_args(Phase))}")
+    on.check_one_device("OATO's search")
     workload = on.workload(n_prompt, n_gen, n_ctx)
     larger = larger_ubatches(workload, on.options)
     request = Request(workload, oato, phase, Rules(affinity, fill), n_ubatches=larger)
@@ -61,6 +65,68 @@ def plan_report(on: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase 
     requested one."""
     problem, placement = on.problem_for(plan), placed_by_plan(on.model.n_layer, on.operators, plan)
     return replace(_report(on, phase, priced(on, problem, plan), problem, placement, workload), of_plan=True)
+
+
+def report_over(on: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase = "decode") -> AffinityReport:
+    """Report a plan of several devices, which are beside each other in `devices`: each operator has its affinity on the
+    device of its layer, a layer of the host on the first that is used. T' takes the neighbours to be on the same
+    device. workload: the requested one. Raises as planning does."""
+    flash_attn, n_layer = on.attention_for(plan).flash_attn, on.model.n_layer
+    placement = placed_by_plan(n_layer, on.operators, plan)
+    problems = [member.problem(flash_attn).of_step(plan.workload.step) for member in on.members]
+    each = [
+        {row.name: row for row in affinities(costs_of(problem, plan.workload, phase), on.operators, placement)}
+        for problem in problems
+    ]
+    ranges = device_ranges(on, plan)
+    memory = dict(zip(ranges, plan.memory.devices or (plan.memory,), strict=False))
+    devices = tuple(
+        DeviceTimes(
+            str(member.device), ranges.get(number, (0, 0)), memory.get(number),
+            {name: (row.t_gpu_s, row.t_transfer_s) for name, row in each[number].items()},
+        )
+        for number, member in enumerate(on.members)
+    )  # fmt: skip
+
+    def row_of(operator: Operator) -> Affinity:
+        layer = operator.layer_in(n_layer)
+        has = (number for number, (begin, end) in ranges.items() if begin <= layer < end)
+        return each[next(has, min(ranges, default=0))][operator.name]
+
+    rows, first = ranked(list(map(row_of, on.operators))), problems[0].profile
+    plan = replace(plan, notes=with_doubt(on, plan.notes))
+    return AffinityReport(
+        on.model, str(on.device), phase, plan, rows, 0, True, _baselines_over(on, workload), measured_on(first), True,
+        devices=devices,
+    )  # fmt: skip
+
+
+def device_ranges(on: ModelOnDevice, plan: Plan) -> dict[int, tuple[int, int]]:
+    """The layers [begin, end) of each device that a plan uses, by its number among those that were asked for; the
+    output is one behind the last."""
+    n_layer, names = on.model.n_layer, [member.device.measured for member in on.members]
+    used = [] if plan.device == "none" else [one.measured for one in parse_device(plan.device).each]
+    ranges = layer_ranges(plan, on.operators, n_layer) or [(n_layer + 1 - plan.n_gpu_layers, n_layer + 1)]
+    found: dict[int, tuple[int, int]] = {}
+    for name, span in zip(used, ranges, strict=False):  # two may have the same name
+        found[next(n for n, other in enumerate(names) if other == name and n not in found)] = span
+    return found
+
+
+def _baselines_over(on: ModelOnDevice, workload: Workload) -> tuple[Baseline, ...]:
+    """Stock llama.cpp over several devices and on each, numbered as arms of `bench` are, and the CPU alone."""
+    request = Request(workload, cpu)
+    alone = decide(on.problems.worth_planning(request), request)
+    problem = on.problem(stock_attention(on))
+    over = stock_over(problem, workload)
+    return (
+        *([] if over is None else [Baseline(STOCK, over.predicted)]),
+        *(
+            Baseline(f"{STOCK}@{number}", stock_decision(device, workload).predicted)
+            for number, device in enumerate(problem.devices)
+        ),
+        Baseline(CPU_ALONE, alone.predicted),
+    )
 
 
 def _report(

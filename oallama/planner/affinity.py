@@ -128,6 +128,11 @@ def affinities(
                 benefit(*times, cost.bytes) if possible else None, 0.0, 0, place,
             )
         )  # fmt: skip
+    return ranked(rows)
+
+
+def ranked(rows: Sequence[Affinity]) -> tuple[Affinity, ...]:
+    """The rows with G and their rank, best first."""
     benefits = [-inf if row.benefit_s_per_byte is None else row.benefit_s_per_byte for row in rows]
     normal = iter(normalise([b for b in benefits if b > -inf]))
     scaled = [replace(row, affinity=next(normal)) if b > -inf else row for row, b in zip(rows, benefits, strict=True)]

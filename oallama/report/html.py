@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from oallama.report import layout, page
 from oallama.report.operators import (
+    DEVICE_ITEMS,
     AffinityReport,
     affinity_text,
     as_run,
     compared,
     compared_title,
     convergence_text,
+    device_cells,
     fold,
     measured_text,
     order_text,
@@ -18,6 +20,7 @@ from oallama.report.operators import (
     ranked_places,
     run_text,
     saved_text,
+    side_by_side,
     streaming_sentences,
     weights_on_device,
     zero_text,
@@ -34,7 +37,7 @@ def affinity_html(report: AffinityReport) -> str:
         "saved": lambda line: saved_text(line.saved_s),
         "affinity": lambda line: affinity_text(line, *(f"{value:.2f}" for value in line.affinity)),
     }
-    memory = report.plan.memory
+    memory, places = report.plan.memory, report.places
     headings = layout.OPERATOR_HEADINGS
     slices = report.plan.n_on("split") > 0
     return page.rendered(
@@ -48,16 +51,20 @@ def affinity_html(report: AffinityReport) -> str:
         fingerprint=f"model {printable(report.model.fingerprint, 16)}",
         tiles=[(*tile, "") for tile in layout.tiles(report)],
         notes=[printable_sentence(note) for note in report.plan.notes],
-        map=layout.affinity_map(report.operators),
+        map=layout.affinity_map(report.operators, layout.numbered([one.layers for one in report.devices])),
         scale_marks=layout.scale_marks(report.operators),
         zero=zero_text(report.operators),
         compared=compared(asked) if report.baselines else (),
         compared_title=compared_title(asked),
         bar_width=layout.BAR_WIDTH,
-        memory=memory,
-        memory_segments=layout.memory_segments(memory),
+        memories=layout.memories(
+            printable(report.device), memory, [one.device for one in report.devices if one.memory]
+        ),
+        devices=[(name, layers, sizes) for name, layers, *sizes in device_cells(report)],
+        device_items=DEVICE_ITEMS,
+        by_device=[(role, kind, times) for role, kind, *times in side_by_side(report)] if report.devices else (),
         weight_segments=layout.weight_segments(*weights_on_device(report.operators)),
-        role_lines=fold(report.operators, ranked_places(asked)),
+        role_lines=fold(report.operators, ranked_places(asked), places),
         order=order_text(report),
         convergence=convergence_text(report),
         run=run_text(report),
@@ -66,5 +73,5 @@ def affinity_html(report: AffinityReport) -> str:
         places=("CPU and GPU", "GPU", "CPU", *(["split"] if slices else [])),
         headings=headings,
         numeric={headings.index("rank"), *range(headings.index("bytes"), len(headings))},
-        operators=layout.operator_rows(report.operators),
+        operators=layout.operator_rows(report.operators, places),
     )

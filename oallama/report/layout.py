@@ -3,7 +3,7 @@ only writes them down, so everything that could be wrong is here and tested."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from oallama.core.affinity_report import Affinity
@@ -19,7 +19,17 @@ from oallama.report.operators import (
     zero_affinity,
 )
 from oallama.report.slices import cut_text
-from oallama.report.text import PLAIN, percent, plural, policy_on, printable, rate_text, shape_text, three_digits
+from oallama.report.text import (
+    PLAIN,
+    device_name,
+    percent,
+    plural,
+    policy_on,
+    printable,
+    rate_text,
+    shape_text,
+    three_digits,
+)
 
 N_STEPS = 21
 """Of the colour scale (templates/scale.css): affinity is shown to the nearest 0.05."""
@@ -98,7 +108,30 @@ def role_order(role: str) -> tuple[int, str]:
     return (_ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER), role)
 
 
-def affinity_map(rows: Sequence[Affinity]) -> AffinityMap:
+Heading = Callable[[int], str]
+"""Of a layer's row."""
+
+
+def numbered(ranges: Sequence[tuple[int, int]]) -> Heading:
+    """Headings with the number of the device that has the layer, where there are several. ranges: [begin, end) of
+    each."""
+
+    def heading(layer: int) -> str:
+        number = next((str(n) for n, (begin, end) in enumerate(ranges) if begin <= layer < end), "-")
+        return f"{layer} · {number}" if ranges else str(layer)
+
+    return heading
+
+
+def memories(
+    device: str, memory: MemoryBreakdown, used: Sequence[str]
+) -> list[tuple[str, MemoryBreakdown, tuple[Segment, ...]]]:
+    """(device, its memory, its bar); used: the names of several devices, whose memory is in `devices`."""
+    each = zip(map(device_name, used), memory.devices, strict=True) if memory.devices else [(device, memory)]
+    return [(name, one, memory_segments(one)) for name, one in each]
+
+
+def affinity_map(rows: Sequence[Affinity], heading: Heading = str) -> AffinityMap:
     def mark(row: Affinity) -> MapMark:
         where = f"on the {row.backend}"
         if row.backend == "split":
@@ -107,10 +140,10 @@ def affinity_map(rows: Sequence[Affinity]) -> AffinityMap:
         label = f"{printable(row.name)}: {where}, {gain}, rank {row.rank}"
         return MapMark(f"op-{row.rank}", row.backend[0].upper(), step(row.affinity), label)
 
-    return arranged((row.layer, row.role, mark(row)) for row in rows)
+    return arranged(((row.layer, row.role, mark(row)) for row in rows), heading)
 
 
-def arranged(marks: Iterable[tuple[int | None, str, MapMark]]) -> AffinityMap:
+def arranged(marks: Iterable[tuple[int | None, str, MapMark]], heading: Heading = str) -> AffinityMap:
     inside: dict[tuple[int, str], list[MapMark]] = {}
     outside = []
     for layer, role, mark in marks:
@@ -120,7 +153,9 @@ def arranged(marks: Iterable[tuple[int | None, str, MapMark]]) -> AffinityMap:
             inside.setdefault((layer, role), []).append(mark)
     roles = sorted({role for _, role in inside}, key=role_order)
     layers = sorted({layer for layer, _ in inside})
-    grid = tuple(MapRow(str(layer), tuple(tuple(inside.get((layer, role), ())) for role in roles)) for layer in layers)
+    grid = tuple(
+        MapRow(heading(layer), tuple(tuple(inside.get((layer, role), ())) for role in roles)) for layer in layers
+    )
     return AffinityMap(tuple(printable(role, 40) for role in roles), grid, tuple(outside))
 
 
@@ -132,20 +167,20 @@ def scale_marks(rows: Sequence[Affinity]) -> tuple[bool, ...]:
     return tuple(index == zero_step for index in range(N_STEPS))
 
 
-def operator_rows(rows: Sequence[Affinity]) -> tuple[OperatorRow, ...]:
-    """Every operator in rank order, cells as in OPERATOR_HEADINGS."""
+def operator_rows(rows: Sequence[Affinity], places: Mapping[str, str]) -> tuple[OperatorRow, ...]:
+    """Every operator in rank order, cells as in OPERATOR_HEADINGS. places: as in AffinityReport."""
     shown_rows = []
     for row in rows:
         saved, benefit = row.saved_s, row.benefit_s_per_byte
         cells = (
-            *(row.backend, str(row.rank), printable(row.name), printable(row.type)),
+            *(places[row.name], str(row.rank), printable(row.name), printable(row.type)),
             *(shape_text(row.shape), format_bytes(row.bytes)),
             *("-" if t is None else f"{t * 1e6:,.1f}" for t in (row.t_cpu_s, row.t_gpu_s, row.t_transfer_s)),
             *(saved_text(saved), "-" if benefit is None else three_digits(benefit * 1e6 * MIB)),
             affinity_text(row, *2 * (f"{row.affinity:.3f}",)),
         )
         keys = (
-            *(row.backend, row.rank, *cells[2:4], row.shape[0] * row.shape[1] * row.shape[2], row.bytes),
+            *(places[row.name], row.rank, *cells[2:4], row.shape[0] * row.shape[1] * row.shape[2], row.bytes),
             *(row.t_cpu_s, _or_last(row.t_gpu_s), row.t_transfer_s, _or_last(saved)),
             *(_or_last(benefit), row.affinity),
         )

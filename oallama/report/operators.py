@@ -9,7 +9,7 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any
 
-from oallama.core.affinity_report import Affinity, Baseline, MeasuredOn
+from oallama.core.affinity_report import Affinity, Baseline, DeviceTimes, MeasuredOn
 from oallama.core.codec import to_json
 from oallama.core.types import (
     CPU_DEVICE,
@@ -30,6 +30,7 @@ from oallama.report.table import WIDTH, Table, table
 from oallama.report.text import (
     PLAIN,
     Words,
+    device_name,
     model_title,
     percent,
     plural,
@@ -64,6 +65,19 @@ class AffinityReport:
     measured: MeasuredOn | None = None
     of_plan: bool = False  # the plan was asked for; else it is that of OATO's search for the phase
     run: RunPlan | None = None  # None: not asked for
+    devices: tuple[DeviceTimes, ...] = ()  # of several; (): there is one
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where each operator is, by name; of several devices with the number of its layer's, counted from 0."""
+        numbers = [(number, layer) for number, one in enumerate(self.devices) for layer in range(*one.layers)]
+        device_of = {layer: f" {number}" for number, layer in numbers}
+        n_layer = self.model.n_layer
+        return {
+            row.name: row.backend
+            + (device_of.get(n_layer if row.layer is None else row.layer, "") if row.backend != "CPU" else "")
+            for row in self.operators
+        }
 
 
 FOLD_ABOVE = 40
@@ -163,16 +177,17 @@ def affinity_tables(report: AffinityReport, every_row: bool = False, words: Word
     """Operators in rank order; folded by role and backend when there are many and `every_row` is false. A second table
     says then which they are."""
     shown, ranked = as_run(report), ranked_places(report)
+    place_of = shown.places
     places = ("run", "oato") if ranked else ("on",)
     on = " |".join(places)
     if every_row or len(report.operators) <= FOLD_ABOVE:
         rows = [
-            (str(o.rank), printable(o.name), o.backend, *([ranked[o.name]] if ranked else []), *_times(o),
+            (str(o.rank), printable(o.name), place_of[o.name], *([ranked[o.name]] if ranked else []), *_times(o),
              affinity_text(o, *2 * (f"{o.affinity:.3f}",)))
             for o in shown.operators
         ]  # fmt: skip
         return (table(_title(report), f">rank |operator |{on} |{times_headings(words)}", rows, width=WIDTH),)
-    folded = fold(shown.operators, ranked)
+    folded = fold(shown.operators, ranked, place_of)
     names_of = [
         (line.backend, *([line.ranked] if line.ranked else []), printable(line.role), printable(line.type))
         for line in folded
@@ -218,7 +233,8 @@ def _folded_text(report: AffinityReport, folded: Sequence[Fold]) -> str:
 
 
 def _title(report: AffinityReport) -> str:
-    return f"GPU affinity of {model_title(report.model)} for {printable(report.device)}, {report.phase}"
+    device = device_name(report.device) if report.devices else printable(report.device)
+    return f"GPU affinity of {model_title(report.model)} for {device}, {report.phase}"
 
 
 def span_text(low: str, high: str) -> str:
@@ -268,6 +284,7 @@ def measured_text(report: AffinityReport) -> str:
     if known is None or not known.cpu:
         return ""
     device = printable(report.device) + (f" ({printable(known.device)})" if known.device else "")
+    device = device_name(report.device) if report.devices else device
     device_text = f" beside {device}" if report.plan.memory.capacity > 0 else ""
     return f"Measured on {printable(known.cpu)}{device_text}" + (f", {known.at[:10]}." if known.at else ".")
 
@@ -314,6 +331,61 @@ def memory_table(report: AffinityReport) -> Table:
     return table(f"Memory of {printable(report.device)}", "item |>MiB |>bytes", rows, footer, WIDTH)
 
 
+def devices_table(report: AffinityReport) -> Table:
+    """What each of several devices has: layers and memory."""
+    rows = [(printable(name), *each) for name, *each in device_cells(report)]
+    items = " |>".join(("device |layers", *DEVICE_ITEMS))
+    footer = (f"Operators: {weights_text(*weights_on_device(report.operators))} on the cards.",)
+    return table("Devices: layers, and memory in MiB", items, rows, footer, WIDTH)
+
+
+DEVICE_ITEMS = ("weights", "KV cache", "compute", "staging", "spare", "limit")
+
+
+def device_cells(report: AffinityReport) -> list[tuple[str, ...]]:
+    """(number and name, layers, then MiB of DEVICE_ITEMS) of each of several devices; `-` where nothing is there."""
+    found = []
+    for number, one in enumerate(report.devices):
+        sizes = ["-"] * len(DEVICE_ITEMS)
+        if one.memory is not None:
+            n_bytes = (*(size for _, size in memory_items(one.memory)), one.memory.limit)
+            sizes = [f"{size / MIB:,.1f}" for size in n_bytes]
+        found.append((f"{number}: {device_name(one.device)}", range_text(*one.layers, report.model.n_layer), *sizes))
+    return found
+
+
+def range_text(begin: int, end: int, n_layer: int) -> str:
+    """Layers [begin, end), the output being the one behind the last: `4-11, output`."""
+    blocks = ranges_text(tuple(range(begin, min(end, n_layer))))
+    return ", ".join(filter(None, [blocks, "output" if begin <= n_layer < end else ""])) or "-"
+
+
+def times_by_device(report: AffinityReport, words: Words = PLAIN) -> Table:
+    """Times of operators alike on each of several devices, side by side."""
+    cpu, card, transfers = words.times
+    columns = "".join(f" |>{card} {n} |>{transfers} {n} |>saved {n}" for n in range(len(report.devices)))
+    return table("Times by device", f"operator |type |>{cpu}{columns}", side_by_side(report), width=WIDTH)
+
+
+def side_by_side(report: AffinityReport) -> list[tuple[str, ...]]:
+    """(role, type, T_c, then T_g, T' and what is saved on each of several devices), in µs, medians of operators
+    alike."""
+    rows = []
+    for line in fold(report.operators, places=dict.fromkeys(report.places, "")):
+        alike = [
+            row for row in report.operators if (row.role, row.type, row.shape) == (line.role, line.type, line.shape)
+        ]
+        cells = [printable(line.role), printable(line.type), three_digits(line.t_cpu_s * 1e6)]
+        for one in report.devices:
+            t_gpu_s = _median(one.times[row.name][0] for row in alike)
+            t_transfer_s = median(one.times[row.name][1] for row in alike)
+            saved_s = None if t_gpu_s is None else line.t_cpu_s - t_gpu_s - t_transfer_s
+            cells += ["-" if t_gpu_s is None else three_digits(t_gpu_s * 1e6), three_digits(t_transfer_s * 1e6)]
+            cells.append(saved_text(saved_s))
+        rows.append(tuple(cells))
+    return rows
+
+
 def report_tables(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> tuple[Table, ...]:
     """The whole report: ranked operators, the memory breakdown where there is a device, and whether it was worth it,
     with the sentences below the last."""
@@ -329,7 +401,9 @@ def report_tables(report: AffinityReport, every_row: bool = False, words: Words 
         *map(printable_sentence, shown.plan.notes),
     )
     ranked = (*affinity_tables(report, every_row, words), *filter(None, [slices_table(shown.operators, words)]))
-    memory_breakdown = (memory_table(shown),) if shown.plan.memory.capacity > 0 else ()
+    memory_breakdown = [memory_table(shown)] if shown.plan.memory.capacity > 0 else []
+    if shown.devices:
+        memory_breakdown = [times_by_device(shown, words), devices_table(shown)]
     tables = (*ranked, *memory_breakdown, *([compared_table(report)] if report.baselines else []))
     return (*tables[:-1], replace(tables[-1], footer=tables[-1].footer + sentences))
 
@@ -371,8 +445,18 @@ def report_document(report: AffinityReport) -> dict[str, Any]:
         "policy": plan["policy"],
         "of_plan": report.of_plan,
         **{key: plan[key] for key in ("token_assignment", "streaming", "draft")},
+        **({"devices": list(map(_device_document, report.devices))} if report.devices else {}),
         "run": run and {"measured": run.measured, **{key: asdict(run.plan)[key] for key in RUN_KEYS}},
     }
+
+
+def _device_document(one: DeviceTimes) -> dict[str, Any]:
+    operators = [
+        {"name": name, "t_gpu_s": t_gpu_s, "t_transfer_s": t_transfer_s}
+        for name, (t_gpu_s, t_transfer_s) in one.times.items()
+    ]
+    memory = None if one.memory is None else to_json(one.memory)
+    return {"device": one.device, "layers": list(one.layers), "memory": memory, "operators": operators}
 
 
 RUN_KEYS = ("policy", "predicted", "memory", "operators", "token_assignment", "streaming", "notes")
@@ -427,7 +511,7 @@ class Fold:
     role: str
     type: str
     shape: Shape
-    backend: Backend
+    backend: str  # with the number of the device, where there are several
     layers: tuple[int, ...]  # ascending; empty for an operator outside blocks
     count: int
     bytes: int  # together
@@ -444,25 +528,32 @@ class Fold:
         return self.ranks[0], self.ranks[-1]
 
 
-def fold(rows: Sequence[Affinity], ranked: Mapping[str, Backend] | None = None) -> tuple[Fold, ...]:
+def fold(
+    rows: Sequence[Affinity], ranked: Mapping[str, Backend] | None = None, places: Mapping[str, str] | None = None
+) -> tuple[Fold, ...]:
     """One Fold per (role, type, shape, backend), in the order of their best rank. ranked: where the ranking by itself
-    puts operators, by name; those that it puts elsewhere are in another line."""
+    puts operators, by name; those that it puts elsewhere are in another line. places: as in AffinityReport; None: their
+    back ends."""
     groups: dict[tuple[object, ...], list[Affinity]] = {}
     for row in rows:
         other = None if ranked is None else ranked[row.name]
-        groups.setdefault((row.role, row.type, row.shape, row.backend, row.layer is None, other), []).append(row)
-    folds = (_fold(group, None if ranked is None else ranked[group[0].name]) for group in groups.values())
+        place = row.backend if places is None else places[row.name]
+        groups.setdefault((row.role, row.type, row.shape, place, row.layer is None, other), []).append(row)
+    folds = (
+        _fold(group, str(place), None if ranked is None else ranked[group[0].name])
+        for (_, _, _, place, *_), group in groups.items()
+    )
     return tuple(sorted(folds, key=lambda f: (f.rank, f.role)))
 
 
-def _fold(group: Sequence[Affinity], ranked: Backend | None) -> Fold:
+def _fold(group: Sequence[Affinity], place: str, ranked: Backend | None) -> Fold:
     first = group[0]
     affinities = [row.affinity for row in group]
     return Fold(
         role=first.role,
         type=first.type,
         shape=first.shape,
-        backend=first.backend,
+        backend=place,
         layers=tuple(sorted(row.layer for row in group if row.layer is not None)),
         count=len(group),
         bytes=sum(row.bytes for row in group),

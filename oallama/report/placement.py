@@ -13,13 +13,14 @@ from oallama.core.codec import to_json
 from oallama.core.history import BlockRuns
 from oallama.core.types import ModelInfo, Operator, OperatorPlacement
 from oallama.core.units import format_bytes, format_seconds
+from oallama.device.spec import device_texts
 from oallama.plan.plan import Plan
 from oallama.planner.simulate import Simulation
 from oallama.report import layout, page
 from oallama.report.inspect import model_document
-from oallama.report.operators import printable_sentence
-from oallama.report.plan import weights_on_device
-from oallama.report.text import model_title, percent, policy_on, printable, rate_text
+from oallama.report.operators import printable_sentence, range_text
+from oallama.report.plan import layer_ranges, weights_on_device
+from oallama.report.text import device_name, model_title, percent, policy_on, printable, rate_text
 
 Seconds = Mapping[str, float]
 """By stream: cpu, gpu, in, out."""
@@ -88,6 +89,7 @@ def placement_document(
             {
                 **{key: getattr(operator, key) for key in ("name", "layer", "role", "type", "bytes")},
                 "on": place_of(placement),
+                **({"device": placement.device} if plan.memory.devices and placement.gg else {}),
                 **{key: getattr(placement, key) for key in ("gg", "cg", "cc")},
                 "predicted": times.get(operator.name),
                 "measured": [_mean_run(one) for one in runs if one.block == operator.name] or None,
@@ -115,7 +117,8 @@ def place_of(placement: OperatorPlacement) -> str:
 
 def placement_html(served: Served) -> str:
     """The page. What changes while the server runs is filled in by its script."""
-    memory = served.plan.memory
+    plan, n_layer = served.plan, served.model.n_layer
+    ranges = layer_ranges(plan, served.operators, n_layer)
     return page.rendered(
         "placement.html.j2",
         SCRIPTS,
@@ -125,12 +128,14 @@ def placement_html(served: Served) -> str:
         subtitles=(_subtitle(served), printable(served.reason, 1000)),
         notes=[printable_sentence(note) for note in served.plan.notes],
         tiles=_tiles(served),
-        map=layout.arranged(_marks(served)),
+        map=layout.arranged(_marks(served), layout.numbered(ranges)),
+        devices=[
+            (device_name(name), range_text(*span, n_layer))
+            for name, span in zip(device_texts(plan.device), ranges, strict=False)
+        ],
         timed=bool(served.times),
         bar_width=layout.BAR_WIDTH,
-        device=printable(served.plan.device),
-        memory=memory,
-        memory_segments=layout.memory_segments(memory),
+        memories=layout.memories(printable(plan.device), plan.memory, device_texts(plan.device)),
         weight_segments=layout.weight_segments(*weights_on_device(served.plan, served.operators)),
         headings=HEADINGS,
         numeric=_NUMERIC,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 
 from oallama.core.types import Operator, OperatorPlacement
 from oallama.core.units import format_bytes
@@ -56,19 +56,23 @@ def device_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, 
     """Say which layers each of several devices has, whether slices beside the first, and how much of its memory is
     used."""
     n_layer = max((operator.layer + 1 for operator in operators if operator.layer is not None), default=0)
-    begin, sentences = n_layer + 1 - record.n_gpu_layers, list[str]()
-    devices = zip(
-        device_texts(record.device), record.device_layers(operators, n_layer), record.memory.devices, strict=False
-    )
+    ranges, sentences = layer_ranges(record, operators, n_layer), list[str]()
     slices = "slices" if record.n_on("split") else ""
-    for device, n_layers, memory in devices:
-        begin, end = begin + n_layers, min(begin + n_layers, n_layer)
-        blocks = f"{layers_text(begin - n_layers, end)}" if end > begin - n_layers else ""
-        output = "the output" if n_layers and begin > n_layer else ""
+    for device, (begin, end), memory in zip(device_texts(record.device), ranges, record.memory.devices, strict=False):
+        blocks = layers_text(begin, min(end, n_layer)) if begin < min(end, n_layer) else ""
+        output = "the output" if begin <= n_layer < end else ""
         what = " and ".join(filter(None, [blocks, output, "" if sentences else slices]))
         used = f"{format_bytes(memory.limit - memory.spare)} of {format_bytes(memory.limit)}"
         sentences.append(f"{device_name(device)}: {what}, {used}")
     return tuple(sentences)
+
+
+def layer_ranges(record: Plan, operators: Sequence[Operator], n_layer: int) -> list[tuple[int, int]]:
+    """The layers [begin, end) that each of several devices has, the output being one behind the last; [] where there is
+    one device."""
+    return list(
+        pairwise(accumulate(record.device_layers(operators, n_layer), initial=n_layer + 1 - record.n_gpu_layers))
+    )
 
 
 def layers_text(begin: int, end: int) -> str:

@@ -36,10 +36,16 @@ from oallama.core.types import SPLIT_LAYOUT, Operator, Workload
 from oallama.core.units import MIB
 from oallama.cost.blocks import is_ffn
 from oallama.placer import Given, Placer
+from oallama.placer.report import report_over
 from oallama.placer.tuned import result_key, tuned_plan
 from oallama.plan.plan import Plan
 from oallama.planner.policies.stock import MOST_PROMISING
+from oallama.planner.policies.stock_over import stock_over
 from oallama.profile.store import FOLDER_VARIABLE
+from oallama.report.html import affinity_html
+from oallama.report.operators import report_document, report_tables
+from oallama.report.placement import Served, placement_html
+from oallama.report.table import plain
 from oallama.tuned.result import MOST_TESTS, ClassResult, Key
 from oallama.tuned.store import result_path
 
@@ -154,6 +160,10 @@ def test_stocks_own_placement_is_a_rival_over_all_cards_and_on_each_alone(models
     assert default_arms(placer) == ("stock-fit", "stock-fit@0", "stock-fit@1", "auto")
     over, *alone = (maker.make(name) for name in default_arms(placer)[:3])  # the last is a plan
     assert over.stock is not None and len(over.stock.device_layers) == 2 and min(over.stock.device_layers) > 0
+    likely = stock_over(placer.problem("on"), placer.workload(64, 16, 256))
+    assert likely is not None, "as what-if takes --fit to do"
+    pairs = zip(likely.placement.device_layers, over.stock.device_layers, strict=True)
+    assert all(abs(ours - theirs) <= 1 for ours, theirs in pairs)
     assert [len(each.setting.load.device.split("emulated")) - 1 for each in (over, *alone)] == [2, 1, 1]
     reports = {}
     for arm in (over, *alone, maker.make("auto")):
@@ -286,3 +296,46 @@ def test_a_result_belongs_to_all_devices_and_the_memory_of_each(models: Path) ->
     assert len({result_path(one) for one in (both, *others)}) == 6
     assert others[2].others == () and "others" not in to_json(others[2])
     assert others[2].machine == both.machine and others[3].machine == both.others[0][0]
+
+
+#
+# reports
+#
+
+
+def test_a_report_shows_the_cards_beside_each_other(models: Path) -> None:
+    placer = opened(write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0"), vram="14MiB,16MiB")
+    plan = placer.plan(workload=all_logits(placer, 64))
+    report = report_over(placer, plan, plan.workload)
+    first, second = report.devices
+    assert [one.device for one in report.devices] == [str(member.device) for member in placer.members]
+    assert (first.memory, second.memory) == plan.memory.devices
+    assert (first.layers[1] - first.layers[0], second.layers[1] - second.layers[0]) == plan.device_layers(
+        placer.operators, placer.model.n_layer
+    )
+    assert first.layers[1] == second.layers[0] and second.layers[1] == placer.model.n_layer + 1
+    for row in report.operators:
+        layer = placer.model.n_layer if row.layer is None else row.layer
+        number = int(layer >= second.layers[0])
+        assert (row.t_gpu_s, row.t_transfer_s) == report.devices[number].times[row.name]
+        assert report.places[row.name] == (f"GPU {number}" if row.placement.gg else "CPU")
+    assert [row.rank for row in report.operators] == list(range(1, len(placer.operators) + 1))
+    assert {"stock --fit@0", "stock --fit@1", "all CPU"} <= {one.name for one in report.baselines}
+    text = "\n".join(map(plain, report_tables(report)))
+    assert "Times by device" in text and "0: emulated:rtx3060-12" in text and "GPU 1" in text
+    document = report_document(report)
+    assert [one["layers"] for one in document["devices"]] == [list(first.layers), list(second.layers)]
+    assert document["devices"][1]["memory"]["weights_gpu"] == plan.memory.devices[1].weights_gpu
+    page = affinity_html(report)
+    assert "Devices side by side" in page and page.count('class="bar"') == 3, "memory of both, and weights"
+    assert f"{first.layers[0]} · 0" in page and f"{second.layers[0]} · 1" in page
+    served = placement_html(Served(placer.model, placer.operators, plan, "as this test says"))
+    assert served.count('class="bar"') == 3 and f"{second.layers[0]} · 1" in served
+
+
+def test_a_card_that_a_plan_leaves_out_is_in_its_report(models: Path) -> None:
+    placer = opened(write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0"), vram="12MiB,9MiB")
+    plan = placer.plan(n_prompt=64, n_gen=64, n_ctx=256)
+    first, second = report_over(placer, plan, plan.workload).devices
+    assert plan.device == first.device and first.memory == plan.memory
+    assert second.memory is None and second.layers == (0, 0) and len(second.times) == len(placer.operators)

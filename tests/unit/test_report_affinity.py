@@ -77,7 +77,7 @@ def test_what_an_operator_saves_is_shown_as_the_ranking_has_it():
     report = replace(report, operators=tuple(replace(row, saved_s=42e-6) for row in report.operators))
     for table in (affinity_tables(report, every_row=True)[0], affinity_tables(report)[0]):
         assert {row[-2] for row in table.rows} == {"+42.0"}
-    assert {row.cells[9] for row in operator_rows(report.operators)} == {"+42.0"}
+    assert {row.cells[9] for row in operator_rows(report.operators, report.places)} == {"+42.0"}
     assert {row["saved_s"] for row in report_document(report)["operators"]} == {42e-6}
 
 
