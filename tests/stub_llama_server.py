@@ -3,7 +3,8 @@
 
 Options it knows: --host, --port, --device, --alias, -c. What it does besides is in the file that STUB_ORDERS names,
 read anew at each request: words out of `loading` (health is 503), `busy` (so, and it computes meanwhile), `fail` (it
-ends at its start), `fail-device` (so, with a device), `deaf` (it does not listen yet).
+ends at its start), `fail-device` (so, with a device), `fail-rpc` (so, with an RPC server), `deaf` (it does not listen
+yet).
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class Server(ThreadingHTTPServer):
 
 if __name__ == "__main__":
     print("stub: starting", " ".join(sys.argv[1:]), flush=True)
-    if ordered("fail") or (ordered("fail-device") and option("--device") not in ("", "none")):
+    lost = ordered("fail-device") and option("--device") not in ("", "none")
+    if ordered("fail") or lost or (ordered("fail-rpc") and "RPC" in option("--device")):
         print("error: the device is not here", flush=True)
         sys.exit(3)
     while ordered("deaf"):

@@ -101,7 +101,8 @@ class Candidates:
     def _add_best(self, workload: Workload) -> Plan | None:
         """Our best plan, of several devices on each and over all; options of stock llama.cpp are measured
         separately."""
-        found = [self._add_best_on(placer, workload) for placer in self._placer.members or (self._placer,)]
+        alone = [member for member in self._placer.members if not member.device.is_remote]
+        found = [self._add_best_on(placer, workload) for placer in alone or (self._placer,)]
         if self._placer.members:
             asked = Request(workload, n_ubatches=larger_ubatches(workload, self._placer.options))
             over = plan_of_ranges(self._placer, asked)

@@ -66,7 +66,7 @@ def command(plan_file: str, target: str, plugin_plan: str | None, output: str | 
         plugin, backend = _plugin(usable, placer, plan_file, text_file, target), stock_backend(plan.device)
         text = export_command(usable, placer.operators, placer.tensor_names, target, plugin, backend)  # type: ignore[arg-type]
         text += "\n"
-        if (spec := parse_device(plan.device)).kind == "rpc":  # a plan of somebody else's may name any server
+        if (spec := parse_device(plan.device)).servers:  # a plan of somebody else's may name any server
             log(f"note: this command line sends the model's weights and prompts to {spec}")
     deliver(text, output)
 

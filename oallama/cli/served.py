@@ -1,4 +1,4 @@
-"""The placements of `oallama serve`: the requested one, and the model without its device."""
+"""The placements of `oallama serve`: the requested one, and the model without its device, or without its server."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
 
 
 class ServedModel:
-    """wanted: what was asked for. on_cpu: for when the device is lost; None if there is none.
+    """wanted: what was asked for. on_cpu: for when the device, or the RPC server beside it, is lost; None if there is
+    none.
 
     worker: the process that is the device, if so. count: gets how often experts were used; None: that is not counted.
     """
@@ -90,11 +91,24 @@ class ServedModel:
         self.placer, self._asked, self._worker, self._count = placer, asked, worker, count
         self._device = str(placer.found_device) if worker is None else f"rpc://{worker.endpoint}"
         self._projector = asked.pictures.read()
-        self.wanted = self._completed(served)
-        on_cpu = _on_cpu(placer, self.wanted)
-        self.on_cpu = None if on_cpu is None else self._completed(on_cpu)
+        self.wanted = self._completed(served, self._device)
+        self.on_cpu = self._without_server() or self._without_device()
         if self._projector is not None:
             log(f"note: {self.wanted.plan.notes[-1]}")
+
+    def _without_server(self) -> Served | None:
+        """The model on the local devices, where the plan has an RPC server behind them."""
+        local = [str(member.device) for member in self.placer.members if not member.device.is_remote]
+        if not local or len(local) == len(self.placer.members) or self.wanted.plan.device == "none":
+            return None
+        placer = self.placer.on_devices(local) if len(local) > 1 else self.placer.alone_on(local[0])
+        plan = placer.plan(workload=self.wanted.plan.workload)
+        served = _timed(placer, placer.as_asked(plan), "the RPC server was lost: running without it")
+        return self._completed(served, str(placer.found_device))
+
+    def _without_device(self) -> Served | None:
+        on_cpu = _on_cpu(self.placer, self.wanted)
+        return None if on_cpu is None else self._completed(on_cpu, self._device)
 
     def launch(self, served: Served, folder: Path, program: Path, settings: ServerSettings) -> Launch:
         """The command that starts llama-server with a placement. settings: without a projector; cache_mib None: as much
@@ -137,10 +151,10 @@ class ServedModel:
         """True if the plan was made now, with room for the requested projector."""
         return self._asked.placement.plan_file is None
 
-    def _completed(self, served: Served) -> Served:
+    def _completed(self, served: Served, device: str) -> Served:
         """Name the device as llama-server does, `none` where the plan does not use it, choose layouts that the CPU has,
         and add a note of the projector."""
-        plan, warnings = served_plan(served.plan, self.placer.operators, self._device, self._count is not None)
+        plan, warnings = served_plan(served.plan, self.placer.operators, device, self._count is not None)
         for warning in warnings:
             log(f"warning: {warning}")
         served = replace(served, plan=plan)

@@ -183,6 +183,11 @@ class Profile:
         return self.has_host_buffer and bool(self.fingerprint.get("device_pins", True))
 
     @property
+    def is_remote(self) -> bool:
+        """Whether the device is behind an RPC server."""
+        return self.fingerprint.get("device_backend") == "RPC"
+
+    @property
     def takes_residents(self) -> bool:
         """Whether blocks of the split back end can live on the device; assumed if the device was not queried."""
         return bool(self.fingerprint.get("device_takes_residents", True))

@@ -18,10 +18,12 @@ from oallama.cost.whole import Costs, transfer_seconds
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
-    """Prices on one of several devices. entered: a copy to it from each device before it."""
+    """Prices on one of several devices. entered: a copy to it from each device before it. is_remote: it is another
+    machine, which has whole layers only, so that a token crosses the network once."""
 
     costs: Costs
     entered: tuple[LinearFit, ...]
+    is_remote: bool = False
 
 
 NO_SLICES: Mapping[int, float] = MappingProxyType({})

@@ -12,7 +12,7 @@ from oallama.core.units import format_bytes
 from oallama.device.emulated_link import EMULATED_BACKEND, open_emulated
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import load_bridge
-from oallama.device.rpc_link import connect, device_info
+from oallama.device.rpc_link import RpcLink, connect, device_info
 from oallama.device.rpc_worker import start_worker
 from oallama.device.spec import DeviceSpec, parse_device
 
@@ -99,7 +99,7 @@ def _pointer(name: str) -> int:
 def open_device(spec: DeviceSpec | str | None) -> Iterator[OpenDevice]:
     """Open a device for the block; a worker is started before it and ended after it.
 
-    A process should open one RPC device at a time: llama.cpp numbers them as they come.
+    RPC devices are numbered by llama.cpp as they come.
     Raises DeviceError if it is unknown, cannot be reached or does not start, UsageError for wrong text, BridgeError.
     """
     opened: list[OpenDevice] = []
@@ -118,6 +118,8 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
     Raises the same."""
     if spec.is_worker:
         return _open_worker(spec)
+    if spec.others and spec.servers:
+        return _open_beside_servers(spec)
     if spec.kind == "rpc":
         link = connect(spec.endpoint)
         return OpenDevice(link.info.name, link.info, spec, link.close)
@@ -133,6 +135,24 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
         return OpenDevice(name, chosen, spec)
     info, *others = (_named(one, devices) for one in spec.each)
     return OpenDevice(info.name, info, spec, others=tuple(others))
+
+
+def _open_beside_servers(spec: DeviceSpec) -> OpenDevice:
+    """Local devices, and the RPC servers behind them."""
+    local = open_now(replace(spec, others=tuple(one for one in spec.others if one.kind != "rpc")))
+    links: list[RpcLink] = []
+
+    def close() -> None:
+        for link in reversed(links):
+            link.close()
+        local.close()
+
+    try:
+        links += (connect(one.endpoint) for one in spec.servers)
+    except BaseException:
+        close()
+        raise
+    return replace(local, spec=spec, close=close, others=(*local.others, *(link.info for link in links)))
 
 
 def _named(spec: DeviceSpec, devices: list[DeviceInfo]) -> DeviceInfo:

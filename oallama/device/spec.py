@@ -82,6 +82,11 @@ class DeviceSpec:
         return self.kind in ("rpc", "rpc-worker")
 
     @property
+    def servers(self) -> tuple[DeviceSpec, ...]:
+        """The RPC servers of other people's making among all devices."""
+        return tuple(one for one in self.each if one.kind == "rpc")
+
+    @property
     def timed(self) -> DeviceSpec:
         """The devices as they must be where their times count."""
         if self.emulated is None:
@@ -107,9 +112,16 @@ def parse_device(text: str | None) -> DeviceSpec:
     first, *others = map(_parse_one, device_texts(stripped))
     if not others:
         return first
-    if first.kind not in ("ggml", "emulated") or any(other.kind != first.kind for other in others):
-        raise UsageError(f"--device {stripped!r}: several devices must all be local GPUs, or all be emulated")
-    names = [device.name.lower() for device in (first, *others) if device.name]
+    kinds = [device.kind for device in (first, *others)]
+    local = [kind for kind in kinds if kind != "rpc"]
+    if first.kind not in ("ggml", "emulated") or kinds != [first.kind] * len(local) + ["rpc"] * (
+        len(kinds) - len(local)
+    ):
+        raise UsageError(
+            f"--device {stripped!r}: several devices must all be local GPUs, or all be emulated, with RPC servers "
+            "behind them"
+        )
+    names = [device.name.lower() or device.endpoint for device in (first, *others) if device.name or device.endpoint]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"--device {stripped!r} names {twice} twice; name each device once")
     return replace(first, others=tuple(others))
@@ -148,9 +160,9 @@ def device_for_plan(asked: str | None, planned: str) -> str:
     the asked devices out. Raises UsageError if that is an RPC server, which would get weights and prompts because a
     file says so; and for fewer devices than the plan uses."""
     spec = parse_device(planned)
-    if not asked and spec.kind == "rpc":
+    if not asked and spec.servers:
         raise UsageError(
-            f"the plan would send the model's weights and your prompts to {spec}; "
+            f"the plan would send the model's weights and your prompts to {spec.servers[0]}; "
             f"if you trust that server, add --device {spec}"
         )
     if not asked:

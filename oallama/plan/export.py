@@ -82,9 +82,11 @@ def stock_device(plan: Plan) -> str:
         )
     if spec.is_pair:
         raise PlanError("llama.cpp has no second CPU device; plan for a GPU or rpc://host:port and export that plan")
-    if spec.is_emulated:
-        return ",".join(f"{DEVICE_NAME}{number}" for number in range(len(spec.each)))
-    return {"none": "none", "rpc": "RPC0"}.get(spec.kind) or ",".join(one.name for one in spec.each)
+    n_local = len(spec.each) - len(spec.servers)
+    local = [
+        f"{DEVICE_NAME}{number}" if one.is_emulated else one.name or "none" for number, one in enumerate(spec.each)
+    ]
+    return ",".join((*local[:n_local], *(f"RPC{number}" for number in range(len(spec.servers)))))
 
 
 def split_device(plan: Plan) -> str | None:
@@ -137,7 +139,7 @@ def stock_command(
     if device == "none":  # llama.cpp chooses where the plan names nothing
         patterns = tuple(pattern for pattern in patterns if pattern[1] is not None)
     arguments = [target, "-m", plan.model_path, *_workload(plan, target), *_attention(plan.attention)]
-    arguments += ["--rpc", spec.endpoint] if spec.kind == "rpc" else []
+    arguments += ["--rpc", ",".join(one.endpoint for one in spec.servers)] if spec.servers else []
     between = "/" if target == "llama-bench" else ","  # llama-bench would run once for each value between commas
     # llama.cpp would keep a compute buffer on a device that no layer goes to; the plug-in uses it by itself
     n_layers = 0 if device == "none" else plan.n_gpu_layers

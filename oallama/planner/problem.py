@@ -126,14 +126,14 @@ def device_costs(
     """Prices over these passes on each of several devices. What the host has is computed as beside the first, to which
     alone llama.cpp streams it. layouts, mapped: as in costs_over."""
     first, *others = (costs_over(device, over, layouts=layouts, mapped=mapped) for device in problem.devices)
-    found = [DeviceCosts(first, ())]
+    found = [DeviceCosts(first, (), problem.devices[0].profile.is_remote)]
     for number, costs in enumerate(others, start=1):
         operators = tuple(
             replace(host, t_gpu_s=own.t_gpu_s) for host, own in zip(first.operators, costs.operators, strict=True)
         )
         *before, here = (device.profile for device in problem.devices[: number + 1])
         entered = tuple(between_devices(profile, here) for profile in before)
-        found.append(DeviceCosts(replace(costs, operators=operators, offloaded=()), entered))
+        found.append(DeviceCosts(replace(costs, operators=operators, offloaded=()), entered, here.is_remote))
     return tuple(found)
 
 

@@ -91,10 +91,15 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer in the middle of a device's range: its seconds with none of its weights there, and what it may have."""
+    """A layer in the middle of a device's range: its seconds with none of its weights there, and what it may have.
+    n_bytes: of all of these."""
 
     seconds: float
     steps: tuple[_Step, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(step.bytes for step in self.steps)
 
 
 class WholeRanges:
@@ -146,6 +151,8 @@ class WholeRanges:
         if left < 0:
             return inf
         members = self._layers[device][begin:end]
+        if self._devices[device].is_remote and sum(layer.n_bytes for layer in members) > left:
+            return inf
         return sum(layer.seconds for layer in members) + sum(step.seconds for step in _taken(members, left))
 
     def _there(self, first: int, device_layers: Sequence[int]) -> list[bool]:
@@ -182,9 +189,10 @@ def _layers(device: DeviceCosts, operators: Sequence[Operator]) -> list[_Layer]:
         able = [i for i in range(begin, end) if costs.operators[i].t_gpu_s is not None]
         others = [i for i in able if not operators[i].role.startswith("ffn_")]
         steps = [step(layer, (), others), step(layer, others, able)]
-        if steps[0].worth < steps[1].worth:
+        if steps[0].worth < steps[1].worth or device.is_remote:
             steps = [step(layer, (), able)]
-        found.append(_Layer(seconds(layer, ()), tuple(step for step in steps if step.worth > 0)))
+        kept = tuple(step for step in steps if step.worth > 0 or device.is_remote)
+        found.append(_Layer(seconds(layer, ()), kept))
     return found
 
 

@@ -31,7 +31,8 @@ ASKED_S = 1.0  # between two questions for its numbers
 
 @dataclass(frozen=True, slots=True)
 class Placements:
-    """The placements to serve: the wanted one, and one on the CPU for when its device is lost; None if it has none.
+    """The placements to serve: the wanted one, and one for when its device is lost, on the CPU, or on the local devices
+    where the wanted one has an RPC server beside them; None if it has no device.
 
     launch: how to start each, with a folder for its files. device_lost: as in Supervisor. keep: gets at the end what
     the plug-in of each start of `wanted` told, and of each start of `on_cpu`.
@@ -69,6 +70,7 @@ def serve(
             placements.device_lost,
             log=log,
             server_log=server_log,
+            instead="the CPU" if on_cpu is None or on_cpu.plan.device == "none" else on_cpu.plan.device,
         )
 
         metrics = _Paced(lambda pid: address.metrics(pid, ANSWER_S))

@@ -58,7 +58,8 @@ class State:
 
 @dataclass
 class Supervisor:
-    """launch: how to start the program; on_cpu: how without the device once that is lost, None if there is none.
+    """launch: how to start the program; on_cpu: how without the device once that is lost, None if there is none;
+    instead: what runs it then, the CPU, or devices that are left.
 
     healthy: whether the process of this number answers at its port. device_lost: why the device is known to be gone,
     None while it is not. on_ready: called once it answers, after each start. server_log: gets the program's lines. log:
@@ -74,6 +75,7 @@ class Supervisor:
     server_log: Callable[[bytes], None] = lambda line: None
     patience: Patience = PATIENCE
     state: State = field(default_factory=State)
+    instead: str = "the CPU"
 
     def __post_init__(self) -> None:
         self._process: ServerProcess | None = None
@@ -114,7 +116,8 @@ class Supervisor:
             n_failures += 1
             self.state.restarts += 1
             lost = self.device_lost() if self.launch.uses_device else None
-            if self.on_cpu is not None and self.launch.uses_device and (lost or (ran and not started)):
+            can_go_on = self.on_cpu is not None and self.launch is not self.on_cpu and self.launch.uses_device
+            if self.on_cpu is not None and can_go_on and (lost or (ran and not started)):
                 self._continue_on_cpu(self.on_cpu, lost or why)
                 n_failures = 0
                 continue
@@ -127,9 +130,9 @@ class Supervisor:
 
     def _continue_on_cpu(self, on_cpu: Launch, why: str) -> None:
         self.launch = on_cpu
-        self.state.on_device, self.state.device_lost = False, True
-        self.state.said = f"the device was lost ({why}); running on the CPU until oallama is restarted"
-        self.log(f"the device was lost ({why}); restarting on the CPU alone, which is slower")
+        self.state.on_device, self.state.device_lost = on_cpu.uses_device, True
+        self.state.said = f"the device was lost ({why}); running on {self.instead} until oallama is restarted"
+        self.log(f"the device was lost ({why}); restarting on {self.instead} alone, which is slower")
 
     def _start(self) -> str | None:
         """Start the program and wait until it is healthy. Returns why it is not healthy, else None."""

@@ -79,6 +79,8 @@ TWO = "emulated:rtx3060-12,vram=8589934592,emulated:gtx1650-4"
         ("emulated,emulated", ["emulated:rtx3060-12", "emulated:rtx3060-12"]),
         ("emulated:rtx3060,scale=2/3,seed=1", ["emulated:rtx3060-12,scale=2/3,seed=1"]),
         ("rpc-worker:1:0,2", ["rpc-worker:1:0,2"]),
+        ("CUDA0,rpc://10.0.0.2:50052", ["CUDA0", "rpc://10.0.0.2:50052"]),
+        ("emulated,vram=1GiB,rpc://h:1,rpc://h:2", ["emulated:rtx3060-12,vram=1073741824", "rpc://h:1", "rpc://h:2"]),
     ],
 )  # fmt: skip
 def test_a_part_without_an_equals_sign_begins_another_device(text: str, each: list[str]) -> None:
@@ -92,7 +94,11 @@ def test_a_part_without_an_equals_sign_begins_another_device(text: str, each: li
     "text, why",
     [
         ("CUDA0,cuda0", "names cuda0 twice"),
-        ("CUDA0,rpc://10.0.0.2:50052", "all be local GPUs, or all be emulated"),
+        ("rpc://10.0.0.2:50052,CUDA0", "all be local GPUs, or all be emulated, with RPC servers behind them"),
+        ("CUDA0,rpc://10.0.0.2:50052,CUDA1", "with RPC servers behind them"),
+        ("rpc://10.0.0.2:50052,rpc://10.0.0.3:50052", "all be local GPUs"),
+        ("CUDA0,rpc://h:1,rpc://h:1", "names h:1 twice"),
+        ("CUDA0,rpc-worker", "all be local GPUs"),
         ("CUDA0,emulated:rtx3060", "all be local GPUs"),
         ("auto,CUDA0", "all be local GPUs"),
         ("CUDA0,none", "all be local GPUs"),
@@ -130,6 +136,10 @@ def test_a_plan_that_leaves_devices_out_runs_on_its_own_and_one_of_more_is_refus
     assert device_for_plan("CUDA0,CUDA1", "CUDA1") == "CUDA1"
     assert device_for_plan("Vulkan0,Vulkan1", "CUDA0,CUDA1") == "Vulkan0,Vulkan1"
     assert device_for_plan(None, "CUDA0,CUDA1") == "CUDA0,CUDA1"
+    with pytest.raises(
+        UsageError, match=r"your prompts to rpc://h:1; if you trust that server, add --device CUDA0,rpc"
+    ):
+        device_for_plan(None, "CUDA0,rpc://h:1")
     with pytest.raises(UsageError, match="uses 2 devices, but --device names 1"):
         device_for_plan("CUDA0", "CUDA0,CUDA1")
 
@@ -247,6 +257,23 @@ def test_a_card_that_slows_gets_no_layer() -> None:
     assert planned(two(1.2, 1.2)).device == "none", "fewer than two devices: the plan on one of them is another's"
     slower_than_the_cpu = replace(SLOW, bytes_per_s=1e9, flops_per_s=1e9, flops_float_per_s=1e9)
     assert planned(two(0.5, 1.0, slower_than_the_cpu)).device == "none"
+
+
+@settings(deadline=None, max_examples=20)
+@given(second=st.floats(0.1, 0.9), n_expert=st.sampled_from([0, 4]))
+def test_another_machine_gets_whole_layers_and_the_last_ones(second: float, n_expert: int) -> None:
+    """So a token crosses the network once, however much is left on the host."""
+    model = model_info(n_layer=8, n_embd=512, n_ff=1024, n_expert=n_expert, n_expert_used=min(2, n_expert))
+    each = two(0.3, second, CARD, model=model)
+    remote = replace(each[1].profile, fingerprint={**each[1].profile.fingerprint, "device_backend": "RPC"})
+    problem = problem_over(each)
+    problem = replace(problem, devices=(problem.devices[0], replace(problem.devices[1], profile=remote)))
+    found = ranges.place(problem, Request(each[0].workload, ranges)).placement
+    if not found.device_layers:
+        return
+    begin = model.n_layer + 1 - found.device_layers[1]
+    there = zip(problem.graph.operator_layer, found.on_device, strict=True)
+    assert all(here for layer, here in there if layer >= begin)
 
 
 def test_layers_that_fit_neither_stay_on_the_host() -> None:
@@ -434,6 +461,9 @@ def test_llama_cpp_is_told_the_devices_and_how_many_layers_each_has() -> None:
     assert "--device Emulated0,Emulated1" in " ".join(arguments)
     _, arguments = stock_command(a_plan((0,) * 5, device="CUDA0"), operators, [o.name for o in operators])
     assert "-ts" not in arguments
+    for first, name in (("CUDA0", "CUDA0"), ("emulated:rtx3060-12,vram=1073741824", "Emulated0")):
+        _, arguments = stock_command(a_plan(device=f"{first},rpc://h:1"), operators, [o.name for o in operators])
+        assert f"--rpc h:1 --device {name},RPC0 -ngl 5 -ts 2,3" in " ".join(arguments)
 
 
 def test_the_split_back_end_is_told_the_first_device_and_its_layers() -> None:

@@ -24,19 +24,20 @@ class Kept:
     """The stand-in at a port of its own, which takes orders, and its supervisor in a thread. said: to the user. logged:
     by the program. looks: whether it was healthy. lost: why the device is known to be lost. error: what ended it."""
 
-    def __init__(self, folder, device="none", address=None, orders="", **patience):
+    def __init__(self, folder, device="none", address=None, orders="", instead="none", **patience):
         self.address = address or free_address("127.0.0.1", 0, None)
         self.orders = folder / "orders"
         self.order(orders)
         self.said, self.logged, self.looks, self.lost, self.error = [], [], [], [], None
         self.supervisor = Supervisor(
             self.launch(device),
-            None if device == "none" else self.launch("none"),
+            None if device == "none" else self.launch(instead),
             self.healthy,
             lambda: self.lost[0] if self.lost else None,
             log=self.said.append,
             server_log=self.logged.append,
             patience=replace(QUICK, **patience),
+            instead="the CPU" if instead == "none" else instead,
         )
         self.state = self.supervisor.state
         self.thread = threading.Thread(target=self._work)
@@ -182,6 +183,21 @@ def test_a_device_that_is_known_to_be_lost_ends_the_program_at_once(keep):
     kept.until_ready()
     assert not alive(first)
     assert "its worker is gone" in kept.state.said and kept.state.restarts == 1
+
+
+def test_an_rpc_server_that_is_gone_leaves_the_local_device_which_is_given_up_if_it_fails_too(keep):
+    kept = keep(device="Emulated0,RPC0", instead="Emulated0")
+    kept.order("fail-rpc")
+    os.kill(kept.state.pid, signal.SIGABRT)
+    kept.until(lambda: kept.state.device_lost)
+    kept.until_ready()
+    assert kept.state.on_device and "running on Emulated0 until oallama is restarted" in kept.state.said
+    told = [line for line in kept.said if "lost" in line]
+    assert len(told) == 1 and told[0].endswith("restarting on Emulated0 alone, which is slower")
+    assert b"--device Emulated0" in kept.logged[-1] and b"RPC0" not in kept.logged[-1]
+    kept.order("fail-device")
+    os.kill(kept.state.pid, signal.SIGKILL)
+    assert isinstance(kept.end(), DeviceError)
 
 
 def test_a_pause_ends_when_it_is_stopped(keep):
