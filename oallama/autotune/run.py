@@ -76,6 +76,7 @@ def tune(
     pinned to. Raises DoesNotFit if --fit does not fit, what planning and measuring raise, and KeyboardInterrupt with
     every complete pair kept.
     """
+    placer = in_settled_order(placer, progress)
     wanted = tuple(kinds) if kinds is not None else (class_of(workload),)
     wanted = tuple(dict.fromkeys(_measurable(placer, kind) for kind in wanted))
     tuner = _Tuner(placer, workload, cpus, progress, measure, clock)
@@ -98,6 +99,18 @@ def tune(
         begin(tuner.result, given_s)
         tuner.measure(wanted, given_s)
     return tuner.outcome(False, wanted)
+
+
+def in_settled_order(placer: Placer, progress: ProgressCallback = quiet) -> Placer:
+    """The placer on its devices in the order that later runs have them in, where nobody named them: that of their
+    speed, which is measured for it."""
+    if not (placer.members and placer.chose_devices) or placer.known_profile is not None:
+        return placer
+    progress("profile")
+    placer.profile()
+    settled = type(placer)(placer.model, placer.operators, placer.tensor_names, placer.options)
+    settled.drafter = placer.drafter
+    return settled
 
 
 def _measurable(placer: Placer, kind: WorkloadClass) -> WorkloadClass:

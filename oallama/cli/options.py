@@ -145,7 +145,7 @@ backend_option = option(
 def device_option(function: Function) -> Function:
     """--device, and --backend, which may provide the device."""
     by_name = option(
-        "-dev", "--device", metavar="NAME", group=Group.DEVICE, show_default="first GPU",
+        "-dev", "--device", metavar="NAME", group=Group.DEVICE, show_default="all GPUs",
         help="Device from `oallama devices`.\f Also none, rpc://host:port, or emulated[:card][,key=value…], which "
         "emulates a GPU's timing. Several GPUs as CUDA0,CUDA1, in the order of use: docs/devices.md. Without a GPU the "
         "default is none.",

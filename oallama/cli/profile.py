@@ -59,14 +59,17 @@ def command(
     from oallama.report.text import printable
 
     placer = Placer.of_file(model, options)
-    placer.check_one_device("a profile")
-    profile = placer.profile(progress=True, refresh=refresh, tokens=tokens)
     if export is not None:
-        write_file(export, json.dumps(exported(profile), indent=1) + "\n")
+        placer.check_one_device("--export")
+    profiles = [each.profile(True, refresh, tokens) for each in placer.members or (placer,)]
+    if export is not None:
+        write_file(export, json.dumps(exported(profiles[0]), indent=1) + "\n")
         log(f"wrote {printable(export, 500)}: read it before you send it")
     if as_json:
-        emit_json(profile_to_json(profile))
+        documents = [profile_to_json(profile) for profile in profiles]
+        emit_json(documents if placer.members else documents[0])
         return
-    show(profile_tables(profile))
-    for warning in profile.warnings:
-        log(f"warning: {printable(warning, 500)}")
+    for profile in profiles:
+        show(profile_tables(profile))
+        for warning in profile.warnings:
+            log(f"warning: {printable(warning, 500)}")

@@ -31,7 +31,7 @@ STOCK_BATCH, STOCK_UBATCH = 2048, 512
 class Options:
     """How to place and load a model. None: the plan or the machine decides.
 
-    device: `--device` text; None: the first GPU, or none. vram: bytes of device memory to plan with; None: the
+    device: `--device` text; None: all local GPUs, or none. vram: bytes of device memory to plan with; None: the
     free memory. other_vram: of each device behind the first; (): their free memory. vram_fill: share of it that may be
     used. gpu_weights: largest share of the operators' weight bytes on the device. threads: CPU threads; None: one per
     physical core. n_ctx, n_batch, n_ubatch: tokens; n_ctx 0: what the model was trained on. type_k, type_v: of the KV

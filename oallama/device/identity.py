@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,21 @@ def known_device(device: KnownDevice | DeviceSpec | str | None) -> KnownDevice:
     if spec.kind == "auto" and not _has_gpu_backend():
         return KnownDevice(DeviceSpec("none"))
     return _asked(spec)
+
+
+def found_gpus() -> tuple[str, ...]:
+    """ggml's names of the GPUs that there are (device/opening.py), in ggml's order. Raises DeviceError, BridgeError."""
+    return _found_gpus(user_backend()) if _has_gpu_backend() else ()
+
+
+@cache
+def _found_gpus(_backend: str | None) -> tuple[str, ...]:
+    """By a process, once: it takes 0.4 s. _backend: the user's, which may bring some."""
+
+    def failed(reason: str) -> DeviceError:
+        return DeviceError(f"cannot list GPUs: {reason}; check them with `oallama doctor`, or use --device none")
+
+    return tuple(ask_child(MODULE, {}, TIMEOUT_S, failed, unexpected=DeviceError)["gpus"])
 
 
 def identity_of(info: DeviceInfo, driver_files: list[str]) -> dict[str, Any]:
@@ -127,8 +143,10 @@ def known_of(device: OpenDevice, maps: str) -> KnownDevice:
 
 
 def _ask(request: dict[str, Any], progress: Any) -> dict[str, Any]:
-    from oallama.device.opening import open_device
+    from oallama.device.opening import list_devices, local_gpus, open_device
 
+    if "device" not in request:
+        return {"gpus": [info.name for info in local_gpus(list_devices())]}
     with open_device(request["device"]) as device:
         known = known_of(device, _memory_map())
     return {"spec": str(known.spec), "identity": known.identity}

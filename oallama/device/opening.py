@@ -173,6 +173,15 @@ def first_gpu(devices: list[DeviceInfo]) -> DeviceInfo | None:
     return None
 
 
+def local_gpus(devices: list[DeviceInfo]) -> list[DeviceInfo]:
+    """All discrete GPUs of the first one's back end, as two back ends may list the same card; else the first integrated
+    one, which has the CPU's memory."""
+    first = first_gpu(devices)
+    if first is None or first.type != "GPU":
+        return [first] if first else []
+    return [device for device in devices if (device.type, device.backend) == (first.type, first.backend)]
+
+
 def _open_worker(spec: DeviceSpec) -> OpenDevice:
     load_bridge()  # so that what is missing here is said before a process starts
     worker = start_worker(spec)

@@ -17,14 +17,14 @@ from oallama.core.routing import Routing
 from oallama.core.types import CPU_DEVICE, Attention, DecodeStep, FlashAttention, ModelInfo, Operator, Workload
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass
-from oallama.device.identity import KnownDevice, known_device
+from oallama.device.identity import KnownDevice, found_gpus, known_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.plan.plan import Plan
 from oallama.planner.attention import AttentionRule, Problems
 from oallama.planner.memory import vram_beside
 from oallama.planner.placement import Placement, placed_by_plan
 from oallama.planner.price import seen_passes
-from oallama.planner.problem import Problem
+from oallama.planner.problem import Problem, costs_of
 from oallama.planner.pure_plan import ModelHeader, problem_of
 from oallama.profile.busy import was_busy
 from oallama.profile.emulate import resolved, this_host, usual_threads
@@ -57,7 +57,7 @@ class ModelOnDevice:
         self.model = model
         self.operators = tuple(operators)
         self.options = options if options.n_ctx != 0 else replace(options, n_ctx=model.n_ctx_train or None)
-        self.device, self._threads = resolved(parse_device(options.device), options.threads)
+        self.device, self._threads = resolved(asked_device(options, profile), options.threads)
         check_several(self.device, options, profile)
         self.members: tuple[ModelOnDevice, ...] = ()
         if self.device.others:
@@ -67,6 +67,10 @@ class ModelOnDevice:
                            replace(options, device=str(one), vram=vram, other_vram=(), threads=self._threads))
                 for one, vram in zip(self.device.each, sizes, strict=True)
             )  # fmt: skip
+        if self.members and self.chose_devices:
+            self.members = in_order_of_speed(self.members)
+            first, *others = (member.device for member in self.members)
+            self.device = replace(first, others=tuple(others))
         self.attention = options.attention()  # with the KV cache that is measured and planned for
         self.given_profile = self._profile = profile
         self._measured: Profile | None = None  # before it was corrected; None of one that was given
@@ -79,10 +83,18 @@ class ModelOnDevice:
             model, self.operators, self.tensor_names, self.device.timed, lambda: self.threads, no_alloc_loader
         )
 
+    @property
+    def chose_devices(self) -> bool:
+        """Whether nobody named the devices."""
+        return parse_device(self.options.device).kind == "auto"
+
     def check_one_device(self, what: str) -> None:
         """Raises UsageError for several devices."""
         if self.members:
             n_devices = len(self.members)
+            if self.chose_devices:
+                names = ", ".join(str(member.device) for member in self.members)
+                raise UsageError(f"{what} needs one device, and there are {n_devices}; name one of {names} (--device)")
             raise UsageError(f"{what} needs one device, but --device names {n_devices}; name one device")
 
     @cached_property
@@ -302,6 +314,32 @@ class ModelOnDevice:
         from oallama.profile.history import read_history, timings_of
 
         return read_history(self.model.fingerprint, self.machine_key, timings_of(measured))
+
+
+def asked_device(options: Options, profile: Profile | None) -> DeviceSpec:
+    """The devices that were asked for; where none were, all local GPUs, or the first where an option is of one device.
+    Raises as found_gpus."""
+    spec = parse_device(options.device)
+    is_of_one = options.vram is not None or options.gpu_weights is not None or profile is not None
+    names = found_gpus() if spec.kind == "auto" and not is_of_one else ()
+    return parse_device(",".join(names)) if len(names) > 1 else spec
+
+
+ALIKE = 1.1  # times as long as another a device may take to count as fast, so that a new profile changes no order
+
+
+def in_order_of_speed(members: Sequence[AnyModelOnDevice]) -> tuple[AnyModelOnDevice, ...]:
+    """The devices by what a token's mul-mats take on each, the fastest first; as they are where one was not measured,
+    and where they are alike."""
+    if any(member.known_profile is None for member in members):
+        return tuple(members)
+    ordered: list[tuple[float, AnyModelOnDevice]] = []
+    for member in members:
+        costs = costs_of(member.problem("on"), member.workload(1, 1), "decode")
+        seconds = sum(cost.t_gpu_s or 0.0 for cost in costs.operators)
+        at = next((at for at, (other_s, _) in enumerate(ordered) if ALIKE * seconds < other_s), len(ordered))
+        ordered.insert(at, (seconds, member))
+    return tuple(member for _, member in ordered)
 
 
 def check_several(device: DeviceSpec, options: Options, profile: Profile | None) -> None:

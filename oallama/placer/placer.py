@@ -66,7 +66,7 @@ class Placer(ModelOnDevice):
         """Read and check a GGUF; no native code reads it yet.
 
         gguf_path: path, or a name as on the command line: a downloaded model ("llama3.2:1b", "USER/REPO:Q4_K_M"), or
-        hf.co/USER/REPO, which is downloaded if needed. device: as for `--device`; None: the first GPU, or none. vram:
+        hf.co/USER/REPO, which is downloaded if needed. device: as for `--device`; None: all local GPUs, or none. vram:
         device memory to plan with, in bytes or e.g. "6GiB", of two devices "10GiB,6GiB"; None: the free memory.
         vram_fill: share of it that may be
         used. gpu_weights: largest share of the weights' bytes on the device, e.g. 0.5 or "50%". threads: CPU threads;

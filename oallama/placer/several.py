@@ -24,6 +24,8 @@ def plan_over_devices(placer: Placer, request: Request, planned: Callable[[Place
     device, and as planning does."""
     if request.policy is not None and not request.policy.is_given:
         n = len(placer.members)
+        if placer.chose_devices:
+            placer.check_one_device(f"policy {request.policy.name}")
         raise UsageError(f"policy {request.policy.name} uses one device, but --device names {n}; use policy {AUTO}")
     if request.policy is not None:
         return over_all(placer, request)

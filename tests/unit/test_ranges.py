@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise, product
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -23,17 +24,22 @@ from worlds import (
     worlds,
 )
 
+from oallama.cli.main import exit_code
 from oallama.core.errors import DoesNotFit, PlanError, UsageError
 from oallama.core.options import Options
-from oallama.core.types import Attention, MemoryBreakdown, StreamSettings, Workload
+from oallama.core.types import Attention, DeviceInfo, MemoryBreakdown, StreamSettings, Workload
 from oallama.cost.blocks import is_ffn, slice_weights
 from oallama.cost.passes import passes
 from oallama.cost.ranges import range_seconds, ranges_seconds
 from oallama.cost.slices import Cut
 from oallama.cost.whole import placement_seconds
+from oallama.device.card import Card
+from oallama.device.opening import local_gpus
 from oallama.device.spec import device_for_plan, parse_device
 from oallama.model.cut import cut_extent
 from oallama.placer import Placer
+from oallama.placer.model_on_device import in_order_of_speed
+from oallama.placer.several import plan_over_devices
 from oallama.plan.export import Plugin, split_device, stock_command
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
@@ -42,6 +48,7 @@ from oallama.planner.decide import plan
 from oallama.planner.memory import staging_bytes
 from oallama.planner.parts import problem_in, sliced_part
 from oallama.planner.placement import ON_DEVICE, ON_HOST, Assignment, Placement, placed_by_plan, whole_bytes
+from oallama.planner.policies.oato import oato
 from oallama.planner.policies.ranges import on_each, ranges
 from oallama.planner.policies.registry import Request
 from oallama.planner.policies.stock_over import layers_by_share
@@ -58,6 +65,7 @@ from oallama.planner.problem import (
 from oallama.planner.pure_plan import Memory, pure_problem
 from oallama.planner.ranges import Ranges, WholeRanges
 from oallama.planner.slicer import slicer_of
+from oallama.profile.store import profile_from_json
 from oallama.report.plan import plan_sentences
 from oallama.run.stock import Cap, StockPlacement
 
@@ -121,6 +129,67 @@ def test_what_several_devices_cannot_be_is_one_sentence(text: str, why: str) -> 
 def test_options_of_one_device_are_refused_for_two(options: dict[str, str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         Placer(SMALL, weights_of(SMALL), [], Options.given(device="CUDA0,CUDA1", **options))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oallama.placer.model_on_device.found_gpus", lambda: ("CUDA0", "CUDA1"))
+    monkeypatch.setattr("oallama.placer.model_on_device.in_order_of_speed", lambda members: members[::-1])
+
+
+def test_where_no_device_is_named_all_gpus_are_used_the_fastest_first(two_gpus: None) -> None:
+    placer = Placer(SMALL, weights_of(SMALL), [], Options())
+    assert str(placer.device) == "CUDA1,CUDA0" and placer.chose_devices
+    assert [str(member.device) for member in placer.members] == ["CUDA1", "CUDA0"]
+    with pytest.raises(UsageError, match=r"policy oato needs one device, and there are 2; name one of CUDA1, CUDA0"):
+        plan_over_devices(placer, Request(LONG, oato), lambda member: a_plan())
+    named = Placer(SMALL, weights_of(SMALL), [], Options(device="CUDA0,CUDA1"))
+    assert str(named.device) == "CUDA0,CUDA1" and not named.chose_devices
+
+
+@pytest.mark.parametrize("options", [{"vram": "6GiB"}, {"gpu_weights": "50%"}, {"device": "none"}])
+def test_an_option_of_one_device_chooses_the_first_as_ever(two_gpus: None, options: dict[str, str]) -> None:
+    placer = Placer(SMALL, weights_of(SMALL), [], Options.given(**options))
+    assert not placer.members and placer.device.kind in ("auto", "none")
+
+
+def test_devices_are_in_the_order_of_speed_where_all_were_measured_and_differ() -> None:
+    def on(card: Card, **options: object) -> Placer:
+        profile = None if options else replace(World(model=SMALL), card=card).profile
+        return Placer(SMALL, weights_of(SMALL), [], Options(device="none"), profile)
+
+    slow, fast, as_fast = on(SLOW), on(CARD), on(replace(CARD, bytes_per_s=1.02 * CARD.bytes_per_s))
+    assert in_order_of_speed((slow, fast)) == (fast, slow) == in_order_of_speed((fast, slow))
+    assert in_order_of_speed((slow, fast, as_fast)) == (fast, as_fast, slow)
+    assert in_order_of_speed((slow, fast, on(CARD, unmeasured=True)))[0] is slow
+
+
+def test_each_of_several_devices_is_profiled_and_one_exported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "m.gguf"
+    model.touch()
+    profiles = [replace(World(model=SMALL), card=card).profile for card in (CARD, replace(SLOW, name="slow"))]
+    placer = Placer(SMALL, weights_of(SMALL), [], Options(device="CUDA0,CUDA1"))
+    for member, profile in zip(placer.members, profiles, strict=True):
+        member._profile = profile
+    monkeypatch.setattr(Placer, "of_file", lambda *_: placer)
+    assert exit_code(["profile", str(model), "--json"]) == 0
+    assert [profile_from_json(one) for one in json.loads(capsys.readouterr().out)] == profiles
+    assert exit_code(["profile", str(model)]) == 0
+    assert {"card", "slow"} <= set(capsys.readouterr().out.split())
+    assert exit_code(["profile", str(model), "--export", str(tmp_path / "p.json")]) == 2
+    assert "--export needs one device, but --device names 2" in capsys.readouterr().err
+
+
+def test_the_gpus_that_there_are_have_the_first_ones_back_end_and_no_integrated_one_beside_them() -> None:
+    def gpu(name: str, kind: str = "GPU") -> DeviceInfo:
+        return DeviceInfo(name, f"{name}'s", name[:-1], kind, 1, 1, True, True, True)
+
+    names = [gpu("CUDA0"), gpu("CUDA1"), gpu("Vulkan0"), gpu("Vulkan1", "IGPU"), gpu("RPC0"), gpu("CPU0", "CPU")]
+    assert [one.name for one in local_gpus(names)] == ["CUDA0", "CUDA1"]
+    assert [one.name for one in local_gpus([gpu("Vulkan0", "IGPU"), gpu("CPU0", "CPU")])] == ["Vulkan0"]
+    assert local_gpus([gpu("CPU0", "CPU")]) == []
 
 
 def test_each_device_has_its_own_memory_and_the_first_ones_is_that_of_one_device() -> None:
