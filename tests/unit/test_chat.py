@@ -315,12 +315,14 @@ def test_what_runs_took_is_kept_unless_a_pipe_waits(capsys, monkeypatch):
 
     engine, kept = SimpleNamespace(plan="plan", runs=lambda: ["run"], drafts=lambda: "drafts"), []
     placer = SimpleNamespace(keep_runs=lambda *seen: kept.append(seen), keep_drafts=lambda *seen: kept.append(seen))
+    placer.on_devices_of = lambda plan: placer
     keep_runs(placer, engine)
     assert kept == []
     monkeypatch.setattr("oallama.cli.placement.somebody_watches", lambda: True)
     keep_runs(placer, engine)
     assert kept == [("plan", ["run"]), ("plan", "drafts")]
-    keep_runs(SimpleNamespace(keep_runs=full), engine)
+    placer.keep_runs = full
+    keep_runs(placer, engine)
     assert "this run's times were not saved: no room" in capsys.readouterr().err
 
 

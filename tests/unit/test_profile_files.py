@@ -104,7 +104,7 @@ def test_a_device_s_description_says_what_it_is_and_not_where(description: str, 
 
 
 def test_a_profile_is_given_away_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Placer, "profile", lambda self, **options: PROFILE)
+    monkeypatch.setattr(Placer, "profile", lambda self, *asked, **options: PROFILE)
     model = next(Path(__file__).resolve().parents[2].glob("models/*q4_0.gguf"))
     done = CliRunner().invoke(cli.command, [str(model), "--device", "none", "--export", str(tmp_path / "mine.json")])
     assert done.exit_code == 0, done.output
