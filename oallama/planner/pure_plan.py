@@ -87,9 +87,10 @@ def problem_over(devices: Sequence[Problem], host: LoadBytes) -> Problem:
     def no_alloc_load(workload: Workload, placement: Placement) -> LoadBytes:
         if not placement.device_layers:
             return first.no_alloc_load(workload, placement)
+        slices = (placement.device_bytes, *(0 for _ in devices[1:]))  # which no load counts
         each = tuple(
-            LoadBytes(n_bytes, 0, host.kv * n_blocks // first.graph.n_layer, host.compute, device.vram or 0)
-            for device, (n_blocks, n_bytes) in zip(devices, on_each(first, placement), strict=True)
+            LoadBytes(n_bytes - other, 0, host.kv * n_blocks // first.graph.n_layer, host.compute, device.vram or 0)
+            for device, (n_blocks, n_bytes), other in zip(devices, on_each(first, placement), slices, strict=True)
         )
         on_cards = sum(device.weights_gpu for device in each)
         return LoadBytes(on_cards, host.weights_host - on_cards, host.kv, host.compute, 0, each)
@@ -134,7 +135,7 @@ def what_if_over(problem: Problem, cards: tuple[Card, ...], workload: Workload) 
 
 
 def _used(decision: VerifiedPlan) -> tuple[int, ...]:
-    return tuple(number for number, n in enumerate(decision.placement.device_layers) if n)
+    return decision.placement.devices_used
 
 
 def total_s(decision: VerifiedPlan) -> float:

@@ -70,14 +70,15 @@ class AffinityReport:
     @property
     def places(self) -> dict[str, str]:
         """Where each operator is, by name; of several devices with the number of its layer's, counted from 0."""
-        numbers = [(number, layer) for number, one in enumerate(self.devices) for layer in range(*one.layers)]
-        device_of = {layer: f" {number}" for number, layer in numbers}
-        n_layer = self.model.n_layer
-        return {
-            row.name: row.backend
-            + (device_of.get(n_layer if row.layer is None else row.layer, "") if row.backend != "CPU" else "")
-            for row in self.operators
-        }
+        numbers = {layer: number for number, one in enumerate(self.devices) for layer in range(*one.layers)}
+        first = next((number for number, one in enumerate(self.devices) if one.memory is not None), 0)
+
+        def place(row: Affinity) -> str:
+            layer = self.model.n_layer if row.layer is None else row.layer
+            is_told = self.devices and row.backend != "CPU"
+            return f"{row.backend} {numbers.get(layer, first)}" if is_told else row.backend  # slices: of a host's layer
+
+        return {row.name: place(row) for row in self.operators}
 
 
 FOLD_ABOVE = 40

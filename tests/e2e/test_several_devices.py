@@ -318,7 +318,7 @@ def test_a_report_shows_the_cards_beside_each_other(models: Path) -> None:
         layer = placer.model.n_layer if row.layer is None else row.layer
         number = int(layer >= second.layers[0])
         assert (row.t_gpu_s, row.t_transfer_s) == report.devices[number].times[row.name]
-        assert report.places[row.name] == (f"GPU {number}" if row.placement.gg else "CPU")
+        assert report.places[row.name] == ("CPU" if row.backend == "CPU" else f"{row.backend} {number}")
     assert [row.rank for row in report.operators] == list(range(1, len(placer.operators) + 1))
     assert {"stock --fit@0", "stock --fit@1", "all CPU"} <= {one.name for one in report.baselines}
     text = "\n".join(map(plain, report_tables(report)))
@@ -334,7 +334,7 @@ def test_a_report_shows_the_cards_beside_each_other(models: Path) -> None:
 
 
 def test_a_card_that_a_plan_leaves_out_is_in_its_report(models: Path) -> None:
-    placer = opened(write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0"), vram="12MiB,9MiB")
+    placer = opened(write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0"), vram="64MiB,9MiB")
     plan = placer.plan(n_prompt=64, n_gen=64, n_ctx=256)
     first, second = report_over(placer, plan, plan.workload).devices
     assert plan.device == first.device and first.memory == plan.memory

@@ -28,6 +28,7 @@ from oallama.device.machines import MACHINES, Machine, machine_of
 from oallama.placer import Placer
 from oallama.placer.described import alone_and_beside, plan_for
 from oallama.plan.plan import Plan
+from oallama.planner.placement import whole_bytes
 from oallama.planner.policies.stock_over import fitted
 from oallama.planner.pure_plan import WhatIf
 from oallama.profile.described import host_profile, with_card
@@ -311,8 +312,11 @@ def test_two_cards_in_one_machine_are_as_fast_as_the_faster_of_them_at_least(mod
     if model is SMALL:  # whose slow card is faster than the CPU beside them
         assert both.stock_on == (0, 1) and len(both.stock.memory.devices) == 2 and both.stock.memory.fits
     assert total_s(both.best) <= total_s(alone.best)
-    if both.best_on == (0, 1):
-        assert sum(both.best.placement.device_layers) == model.n_layer + 1 - both.best.placement.first_device_layer
+    placement = both.best.placement
+    if both.best_on == (0, 1):  # what lies there is counted once, slices included
+        there = whole_bytes(World(model=model).operators, placement.on_device) + placement.held_bytes
+        assert sum(device.weights_gpu for device in both.best.memory.devices) == there
+        assert sum(placement.device_layers) == model.n_layer + 1 - placement.first_device_layer
 
 
 def test_what_each_of_several_cards_has_is_told() -> None:
