@@ -67,12 +67,14 @@ def _row(model: ModelInfo, row: WhatIf) -> dict[str, Any]:
 
 
 def _device(row: WhatIf, number: int, n_layer: int) -> dict[str, Any]:
-    """What one of several cards has under stock's plan and the best: layers, the output being one, and bytes."""
+    """What one of several cards has under stock's plan and the best: layers, the output being one, slices of others,
+    which are beside the first that is used, and bytes."""
     stock_layers, stock_bytes = _share(row.stock, row.stock_on, number, n_layer)
     n_layers, n_bytes = _share(row.best, row.best_on, number, n_layer)
     return {
         "gpu": row.cards[number].name,
         "n_layers": n_layers,
+        "has_slices": number in row.best_on[:1] and row.best.placement.is_sliced,
         "device_bytes": n_bytes,
         "stock_n_layers": stock_layers,
         "stock_device_bytes": stock_bytes,
@@ -117,9 +119,10 @@ def _several_sentences(rows: Sequence[WhatIf], n_layer: int) -> list[str]:
     sentences = []
     for row in (row for row in rows if len(row.cards) > 1):
         each = [_device(row, number, n_layer) for number in range(len(row.cards))]
-        ours, stock = (
-            ", ".join(f"{card['gpu']} {card[key]}" for card in each) for key in ("n_layers", "stock_n_layers")
+        ours = ", ".join(
+            f"{card['gpu']} {card['n_layers']}{' and slices' if card['has_slices'] else ''}" for card in each
         )
+        stock = ", ".join(f"{card['gpu']} {card['stock_n_layers']}" for card in each)
         sentences.append(f"{row.name}: layers under oallama's plan: {ours}; under llama.cpp's options: {stock}.")
     return sentences
 

@@ -330,6 +330,9 @@ def test_what_each_of_several_cards_has_is_told() -> None:
     foot = " ".join(what_if_foot(SMALL, LOAD, row.best, [row]).split())
     layers = ", ".join(f"{card['gpu']} {card['stock_n_layers']}" for card in cards)
     assert "rtx3060-12+gtx1650-4: layers under oallama's plan: " in foot and f"llama.cpp's options: {layers}." in foot
+    sliced = replace(row, best=replace(row.best, placement=replace(row.best.placement, token_assignment=((1, 1),))))
+    foot = " ".join(what_if_foot(SMALL, LOAD, row.best, [sliced]).split())
+    assert re.search(r"oallama's plan: rtx3060-12 \d+ and slices, gtx1650-4 \d+;", foot)
     assert what_if_line(SMALL, row).splitlines()[0] == "rtx3060-12+gtx1650-4"
     assert "cards" not in what_if_document(SMALL, LOAD, row.best, [row_of(14)])["rows"][0]
 
