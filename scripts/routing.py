@@ -6,9 +6,9 @@
     python scripts/routing.py traces gpt-oss-20b.npz --layers 12 -o ids.txt
 
 A line is `LAYER ID ID …`: the experts of one token in one layer. `keep` counts the first half of a file as traffic of a
-model, as --count-experts would have, and writes the second half: what a plan made from the former meets. `traces` takes
-what a real model was seen to use: arrays [token, layer, rank] of expert numbers, one a conversation, in the order of
-their names.
+model, as --count-experts would have, their order included, and writes the second half: what a plan made from the former
+meets. `traces` takes what a real model was seen to use: arrays [token, layer, rank] of expert numbers, one a
+conversation, in the order of their names.
 
 A token's experts are a set of fixed size with given inclusion probabilities: conditional Poisson sampling (Hájek 1964),
 whose odds follow from the probabilities by the fixed point of Chen, Dempster & Liu (1994). Tokens are independent.
@@ -33,13 +33,15 @@ from oallama.core.routing import ExpertCounts, LayerCounts
 from oallama.core.routing import Routing as Counts
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
-from oallama.profile.routing import counted, unknown_routing
+from oallama.profile.routing import N_GAPS, counted, unknown_routing
 from oallama.profile.routing import write_routing as write_counts
 
 Row = tuple[int, ...]  # one token's experts
 Routing = Mapping[int, Sequence[Row]]  # layer -> rows
 
 Floats = npt.NDArray[np.float64]
+
+USE_DECAY = 0.98  # of counts with each token, as in the back end (split/expert_table.h)
 
 _LARGEST = 0.98  # of an inclusion probability: odds grow without bound towards 1
 
@@ -205,20 +207,37 @@ def first_and_second(routing: Routing) -> tuple[Routing, Routing]:
 
 
 def counts_of(routing: Routing, fingerprint: str, n_layer: int, n_expert: int, n_used: int) -> Counts:
-    """Of a model's layers, as decode and as prompts alike, in two recordings. Raises ValueError for rows of another
-    model."""
+    """Of a model's layers, as decode and as prompts of 256 tokens alike, in two recordings. Raises ValueError for rows
+    of another model."""
     own = {layer: rows for layer, rows in routing.items() if layer < n_layer}
     if not own or any(len(row) != n_used or max(row) >= n_expert for rows in own.values() for row in rows):
         raise ValueError(f"the file is not from a model with {n_expert} experts, {n_used} per token")
     counts = unknown_routing(fingerprint, n_expert, n_used)
     for half in first_and_second(own):
-        tallies = {layer: _tally(rows, n_expert) for layer, rows in half.items()}
-        counts = counted(counts, ExpertCounts(tallies, tallies))
+        of_tokens, of_prompts = (
+            {layer: _tally(rows, n_expert, n_tokens) for layer, rows in half.items()} for n_tokens in (1, 256)
+        )
+        counts = counted(counts, ExpertCounts(of_tokens, of_prompts))
     return counts
 
 
-def _tally(rows: Sequence[Row], n_expert: int) -> LayerCounts:
-    return LayerCounts(len(rows), tuple(np.bincount(np.array(rows).ravel(), minlength=n_expert).tolist()))
+def _tally(rows: Sequence[Row], n_expert: int, n_tokens: int) -> LayerCounts:
+    """Counts rows in their order, in batches of n_tokens, as the back end does (split/uses.h)."""
+    late, last = np.zeros(n_expert), np.full(n_expert, -(2**N_GAPS))  # decayed uses; the token that used it last
+    uses, ranks, gaps = np.zeros(n_expert, int), np.zeros(n_expert, int), np.zeros(N_GAPS, int)
+    for begin in range(0, len(rows), n_tokens):
+        rank_of = np.empty(n_expert, int)
+        rank_of[np.argsort(-late, kind="stable")] = np.arange(n_expert)
+        for now, row in enumerate(rows[begin : begin + n_tokens], begin):
+            used = list(row)
+            uses[used] += 1
+            ranks[rank_of[used]] += begin > 0
+            for gap in now - last[used]:
+                gaps[min(int(gap).bit_length(), N_GAPS) - 1] += 1
+            last[used] = now
+            late *= USE_DECAY
+            late[used] += 1.0
+    return LayerCounts(len(rows), tuple(uses.tolist()), tuple(ranks.tolist()), tuple(gaps.tolist()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -183,6 +183,9 @@ def test_a_file_is_kept_as_if_the_model_had_been_counted(tmp_path: Path, capsys:
         chosen, judged = (Counter(e for row in rows for e in row) for rows in (first[:100], first[100:]))
         assert layer.n_tokens == 200 and layer.latest == tuple(float(judged[e]) for e in range(8))
         assert layer.before == pytest.approx(tuple(chosen[e] for e in range(8)), rel=0.02)
+        assert sum(layer.gaps) == pytest.approx(2 * 200, rel=0.05) and not any(layer.gaps[3:-1])
+    for layer in known.decode:  # each expert again within four tokens: those that were used most of late are used
+        assert sum(layer.ranks[:7]) == pytest.approx(sum(layer.ranks)) and 0 < sum(layer.ranks) <= 2 * 199
     assert drawing.read_routing(rest)[1] == later
     drawing.write_routing(ids, {0: [(0, 1, 2), (3, 4, 5)]}, "of three experts a token")
     capsys.readouterr()
