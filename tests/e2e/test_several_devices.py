@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import click
 import pytest
 from e2e.described_card import slow_cpu_fast_card
 from e2e.forced import Forced, Share, Where, attention, everything, ffn, forced, movable, nothing, written
@@ -252,7 +253,8 @@ def test_a_plan_over_both_cards_that_wins_is_loaded_to_the_byte(models: Path, mo
     tuned = tuned_plan(fresh, ASKED)
     assert tuned is not None and tuned.plan.to_json() == found.plan.to_json()
     asked = PlacementOptions(None, PolicyOptions(), fresh.options, None, gate=True, tune="off")
-    assert asked.made_plan(fresh, ASKED) == (tuned.plan, False)
+    with click.Context(click.Command("run")):
+        assert asked.made_plan(fresh, ASKED) == (tuned.plan, False)
     engine = Mock(return_value=nullcontext(Mock()))
     monkeypatch.setattr(Placer, "engine", engine)
     fresh.run("one two", max_tokens=4)
