@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from oallama.model.shapes import POPULAR, QKV, ModelShape, Ne, gated_ffn, llama, qwen2, shape
+from oallama.model.shapes import POPULAR, QKV, ModelShape, Ne, gated_ffn, glm4moe, llama, qwen2, shape
 
 
 def phimoe(
@@ -53,24 +54,18 @@ def qwen2moe(*sizes: Any, n_ff_shared: int, **experts: Any) -> ModelShape:
     )  # fmt: skip
 
 
-def qwen35(n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int) -> ModelShape:
-    """Qwen 3.5 with attention in every layer, whose queries have gates, and a last block more that drafts (MTP)."""
-    head_dim = n_embd // n_head
-    return shape(
-        "qwen35", n_layer + 1, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, 1e7, head_dim=head_dim,
-        matrices={"attn_q": (n_embd, 2 * n_embd)}, vectors={"attn_q_norm": head_dim, "attn_k_norm": head_dim},
-        norms=("attn_norm", "post_attention_norm"),
-        metadata={
-            "nextn_predict_layers": 1, "full_attention_interval": 1, "rope.dimension_count": head_dim // 4,
-            "rope.dimension_sections": [head_dim // 16, head_dim // 16, 0, 0], "ssm.conv_kernel": 4,
-            "ssm.inner_size": n_embd, "ssm.state_size": head_dim, "ssm.time_step_rank": n_head,
-            "ssm.group_count": n_head_kv,
-        },
-        mtp={
-            "nextn.eh_proj": (2 * n_embd, n_embd), "nextn.enorm": (n_embd,), "nextn.hnorm": (n_embd,),
-            "nextn.shared_head_norm": (n_embd,),
-        },
+def mtp(n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int) -> ModelShape:
+    """GLM 4's layers with dense FFNs, and a last block more that drafts (MTP), whose experts compute as much for each
+    token. Qwen 3.5 without recurrent layers would be dense as well, but aborts llama.cpp b11549."""
+    made = glm4moe(
+        n_layer + 1, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, 1e6, head_dim=n_embd // n_head, n_dense=n_layer,
+        n_expert=4, n_expert_used=3, n_ff_expert=n_ff // 4,
     )  # fmt: skip
+    block = {
+        "nextn.eh_proj": (2 * n_embd, n_embd), "nextn.enorm": (n_embd,), "nextn.hnorm": (n_embd,),
+        "nextn.shared_head_norm": (n_embd,),
+    }  # fmt: skip
+    return replace(made, mtp=block, metadata={**made.metadata, "nextn_predict_layers": 1})
 
 
 KNOWN: dict[str, ModelShape] = {
@@ -89,8 +84,8 @@ KNOWN: dict[str, ModelShape] = {
     "llama-1b": llama(16, 2048, 8192, 32, 8, 32000),
     "moe-1b": llama(16, 1024, 1792, 16, 8, 32000, n_expert=8),
     "moe-2.7b": llama(12, 2048, 4096, 32, 8, 32000, n_expert=8),
-    "mtp-8b": qwen35(32, 4096, 14336, 32, 8, 128256, 8192),
-    "mtp-mini": qwen35(8, 768, 2048, 12, 4, 8192, 4096),
+    "mtp-8b": mtp(32, 4096, 14336, 32, 8, 128256, 8192),
+    "mtp-mini": mtp(8, 768, 2048, 12, 4, 8192, 4096),
     "moe-mini": llama(8, 512, 1024, 8, 4, 8192, n_expert=8),
     **POPULAR,
 }  # fmt: skip

@@ -7,9 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from e2e.forced import ffn, forced, movable
 from gguf_factory import write_gguf
+from make_model import main
 from processes import ROOT
 
 from oallama.cli.speculation import StepOptions
@@ -99,6 +101,17 @@ def test_a_models_own_block_is_on_the_device_first(tmp_path: Path) -> None:
     of_four = replace(workload, step=replace(on_device, n_slots=4))
     one, four = (placer.no_alloc_loads.sides(each, placement, placer.attention) for each in (workload, of_four))
     assert four[0] - one[0] > 3 * 3 * 65536, "each slot has a state of its own, and two snapshots of it"
+
+
+def test_make_model_writes_a_model_with_such_a_block_that_llama_cpp_runs(tmp_path: Path) -> None:
+    path = tmp_path / "mtp.gguf"
+    main(["--like", "mtp-mini", "--type", "Q4_0", "-o", str(path)])
+    placer = Placer.load(path, device="none", n_ctx=256)
+    with placer.llama(placer.plan("cpu", 3, 3, measure=False), progress=False, logits_all=True) as llama:
+        llama.eval([1, 2, 3])
+        assert np.isfinite(llama.scores[2]).all()
+    block = MtpBlock(placer).placer
+    assert block.model.n_layer == 1 and {operator.layer for operator in block.operators} == {0, None}
 
 
 def test_a_model_without_such_a_block_or_with_several_is_refused(tmp_path: Path) -> None:
