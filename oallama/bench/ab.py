@@ -188,7 +188,7 @@ class _Session:
         measured = measure_rounds(len(self._arms), bench.tests, bench.n_rounds, self._visit, on_round, done=bench.done)
         fault = measured[0].discarded[-1].fault if measured[0].discarded else ""
         if fault and not any(series.kept for series in measured):
-            raise DeviceError(f"{fault}, in every block; close them, or run again when the machine is quiet")
+            raise DeviceError(f"{fault}, in every round; close them, or run again when the machine is quiet")
 
     def result(self) -> BenchResult:
         """The result so far. Needs all reports."""

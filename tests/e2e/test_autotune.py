@@ -10,13 +10,20 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from e2e.races import FASTER, LOAD, SLOWER, Measured, racing
 
 from oallama.autotune.run import LEAST_BUDGET_S, Tuning, stock_at_once, tune, unsettled
+from oallama.cli.chat.command import chat_workload
+from oallama.cli.placement import PlacementOptions
+from oallama.cli.policy import PolicyOptions
+from oallama.cli.run import plan_answer
 from oallama.core.codec import to_json
+from oallama.core.options import Options
 from oallama.core.profile import Profile
 from oallama.core.types import Workload
 from oallama.placer import Placer
@@ -132,6 +139,24 @@ def test_a_plan_for_a_step_less_of_free_memory_is_used(placer: Placer, steps: in
     write_result(replace(found.result, key=replace(found.result.key, memory=found.result.key.memory + steps)))
     known = tuned_plan(placer, LOAD)
     assert (known is not None and known.plan == found.plan) == counts
+
+
+def test_run_chat_and_serve_use_the_plan_that_won_for_their_class_to_the_byte(
+    placer: Placer, two_layers: Path, worker_profile: Profile
+) -> None:
+    found = racing(FASTER).gate(placer, kinds=(QUESTION, PAGE)).result
+    options = Options(device="rpc-worker:1", gpu_weights=SHARE, threads=1, n_ctx=LOAD.n_ctx)
+    asked = PlacementOptions(None, PolicyOptions(), options, worker_profile, True, "never")  # type: ignore[arg-type]
+    answers: Any = SimpleNamespace(chat=False, system=None)
+    with click.Context(click.Command("run")):
+        for n_words, kind in ((5, QUESTION), (50, QUESTION), (150, PAGE)):
+            planned = plan_answer(asked, answers, str(two_layers), n_words * "word ", 16)
+            assert planned.plan.to_json() == found.plan(found[kind].plan).to_json() and not planned.is_untuned
+        on = asked.placer(str(two_layers))
+        for workload, kind in ((chat_workload(on), QUESTION), (on.workload(512, 128), PAGE)):
+            plan, is_unknown = asked.expecting(4).made_plan(on, workload)
+            assert plan.to_json() == found.plan(found[kind].plan).to_json()
+            assert is_unknown == (workload.n_past > 0), "after a history the nearest class counts"
 
 
 def test_the_nearest_class_serves_those_that_nothing_was_measured_for(placer: Placer) -> None:

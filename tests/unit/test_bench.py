@@ -278,7 +278,7 @@ def test_a_block_with_a_fault_is_measured_again_and_never_kept():
     assert len(made.kept) == 1
     assert [round_.fault for round_ in made.discarded] == ["the device was late"] * 5
     assert result.warnings == ("pp64: 5 rounds discarded: the device was late",)
-    with pytest.raises(DeviceError, match="the device was late, in every block; close them"):
+    with pytest.raises(DeviceError, match="the device was late, in every round; close them"):
         compare(late_in(*range(20)), (CPU,), n_rounds=3)
 
 
