@@ -34,8 +34,7 @@ def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:
     """The clause about what is on the device and what stays on the CPU."""
     memory = record.memory
     on_device, total = weights_on_device(record, operators)
-    taken = memory.weights_gpu + memory.kv + memory.compute + memory.staging
-    if not taken:
+    if not (memory.weights_gpu or memory.kv or memory.staging):  # buffers alone are llama.cpp's, for large batches
         on_cpu = f"all weights ({format_bytes(memory.weights_host or total)}) are on the CPU"
         if record.policy != "fit" or record.device == "none":
             return on_cpu

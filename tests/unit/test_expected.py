@@ -89,6 +89,8 @@ def test_what_fits_and_what_does_not():
     memory = replace(on_cpu.memory, limit=922 << 10)
     nothing = fits_text(replace(on_cpu, policy="fit", device="CUDA0", memory=memory), OPERATORS, N_LAYER)
     assert nothing == f"nothing fits the 922 KiB of CUDA0: {none}"
+    buffers = replace(memory, compute=6 << 20)
+    assert nothing == fits_text(replace(on_cpu, policy="fit", device="CUDA0", memory=buffers), OPERATORS, N_LAYER)
 
 
 def test_rates_say_where_they_change():
