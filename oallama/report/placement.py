@@ -135,7 +135,7 @@ def placement_html(served: Served) -> str:
         ],
         timed=bool(served.times),
         bar_width=layout.BAR_WIDTH,
-        memories=layout.memories(printable(plan.device), plan.memory, device_texts(plan.device)),
+        memories=layout.memories(device_name(plan.device), plan.memory, device_texts(plan.device)),
         weight_segments=layout.weight_segments(*weights_on_device(served.plan, served.operators)),
         headings=HEADINGS,
         numeric=_NUMERIC,
