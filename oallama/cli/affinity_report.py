@@ -97,7 +97,6 @@ def command(
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json cannot be combined with --format {form}", click.get_current_context())
     from oallama.placer import Placer
-    from oallama.placer.report import plan_report, search_report, with_more_requests, with_run
     from oallama.report.text import PAPERS, PLAIN
 
     chosen = form or format_of(output)
@@ -106,24 +105,9 @@ def command(
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)
     workload = step.workload(placer.workload(n_prompt, n_gen))
-    placer.drafter, made = step.drafter(placer), None
-
-    def planned(workload: Workload) -> Plan:
-        return step.plan(placer, workload, policy.plan)
-
+    placer.drafter = step.drafter(placer)
     with busy("planning"):
-        if placer.members:
-            asks = policy.policy is not None or step != StepOptions()
-            report = report_of_several(placer, workload, phase, planned if asks else None)
-        elif policy.policy is None and step == StepOptions():
-            report = search_report(placer, phase, n_prompt, n_gen, policy.affinity, policy.fill)
-        else:
-            made = planned(workload)
-            report = plan_report(placer, made, workload, phase)
-            if step.expected is not None:
-                report = with_more_requests(placer, report, workload, planned)
-        if not placer.members:
-            report = with_run(placer, report, *plan_of_run(placer, workload, made if step != StepOptions() else None))
+        report = made_report(placer, workload, phase, policy, step)
     words = PAPERS if verbose else PLAIN
     if as_json and output is not None:
         emit(render(report, "json", every_row, words))
@@ -133,6 +117,28 @@ def command(
         show(report_tables(report, every_row, words=words))
         return
     deliver(render(report, chosen, every_row, words), output)
+
+
+def made_report(
+    placer: Placer, workload: Workload, phase: Phase, policy: PolicyOptions, step: StepOptions
+) -> AffinityReport:
+    """The report of the plan that is asked for, else of OATO's search, with the plan that `oallama run` uses."""
+    from oallama.placer.report import plan_report, search_report, with_more_requests, with_run
+
+    def planned(workload: Workload) -> Plan:
+        return step.plan(placer, workload, policy.plan)
+
+    has_step = step != StepOptions()
+    if placer.members:
+        return report_of_several(placer, workload, phase, planned if policy.policy is not None or has_step else None)
+    made = planned(workload) if policy.policy is not None or has_step else None
+    if made is None:
+        report = search_report(placer, phase, workload.n_prompt, workload.n_gen, policy.affinity, policy.fill)
+    else:
+        report = plan_report(placer, made, workload, phase)
+    if step.expected is not None:
+        report = with_more_requests(placer, report, workload, planned)
+    return with_run(placer, report, *plan_of_run(placer, workload, made if has_step else None))
 
 
 def report_of_several(

@@ -406,7 +406,7 @@ def slice_times(
         return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
     extent = cut.extent
     cc, cg, gg = cut.cc / extent, cut.cg / extent, cut.gg / extent
-    block, link = cost.block, rates.transfer
+    block = cost.block
 
     # of CC too what all tokens use, not only the last n_g
     gaps = () if cost.use is None else cost.use.gaps
@@ -424,16 +424,7 @@ def slice_times(
     n_steps = (gg > 0) + streams
     device_copy, wait_s = NO_DEVICE_COPY, 0.0
     if gg < 1 and cost.context.resident:
-        # the device reads its input where it is; two launches: it adds what the thread sends, and llama.cpp goes on
-        send_s, join_s = n_steps * link.launch_issue_s, link.split_s
-        if cut.cc > 0:  # else nothing crosses
-            input_s = link.copy_out.seconds(block.upload_bytes(extent, rows - n_g, rows))
-            if rates.staged:  # the device is launched while the thread's input is on its way to pinned memory
-                wait_s = max(0.0, input_s - send_s)
-            else:
-                send_s += input_s
-            join_s += link.copy_in.seconds(block.download_bytes(cut.cc, rows - n_g)) + link.split_s
-        device_copy = DeviceCopy(send_s, join_s, link.launch_s)
+        device_copy, wait_s = _resident_copy(cost, rates, cut, rows, rows - n_g, n_steps)
     elif gg < 1:
         elements = extent if prime else cut.cg + cut.gg
         n_device = n_g if cut.is_whole else rows  # tokens that the device computes something of
@@ -449,6 +440,24 @@ def slice_times(
         steps = (DeviceStep(0.0, gpu_s, launch_s), *steps)
     cpu_s = wait_s + cost.gemms.cpu_s(cc, rows - n_g)
     return both_sides(rates, device_copy, steps, cpu_s, rows, issue_s, late_s)
+
+
+def _resident_copy(
+    cost: BlockType, rates: SliceRates, cut: Cut, rows: int, n_host: int, n_steps: int
+) -> tuple[DeviceCopy, float]:
+    """(copies of a block that lives on the device, seconds that the thread then waits for its input): the device reads
+    the input where it is; two launches, as it adds what the thread sends, and llama.cpp goes on. n_host: tokens that
+    the thread computes CC of."""
+    block, link = cost.block, rates.transfer
+    send_s, join_s, wait_s = n_steps * link.launch_issue_s, link.split_s, 0.0
+    if cut.cc > 0:  # else nothing crosses
+        input_s = link.copy_out.seconds(block.upload_bytes(cut.extent, n_host, rows))
+        if rates.staged:  # the device is launched while the thread's input is on its way to pinned memory
+            wait_s = max(0.0, input_s - send_s)
+        else:
+            send_s += input_s
+        join_s += link.copy_in.seconds(block.download_bytes(cut.cc, n_host)) + link.split_s
+    return DeviceCopy(send_s, join_s, link.launch_s), wait_s
 
 
 def _whole_times(cost: BlockType, rates: SliceRates, n_tokens: int, rows: int) -> BlockTimes:

@@ -145,15 +145,16 @@ class Placer(ModelOnDevice):
         Raises UsageError for an unknown policy, DoesNotFit, ProfileError, DeviceError.
         """
         workload = workload or self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past, n_parallel)
+
+        def planned(placer: Placer, workload: Workload = workload) -> Plan:
+            return placer.plan(
+                policy, n_ubatch=n_ubatch, affinity=affinity, fill=fill, attention_passes=attention_passes,
+                prefetch=prefetch, workload=workload,
+            )  # fmt: skip
+
         if draft_model is not None or mtp:
             self.check_one_device("a drafter")
             from oallama.placer.drafter import DraftModel, MtpBlock, planned_with_drafts
-
-            def planned(placer: Placer, workload: Workload) -> Plan:
-                return placer.plan(
-                    policy, affinity=affinity, fill=fill, attention_passes=attention_passes, prefetch=prefetch,
-                    workload=workload,
-                )  # fmt: skip
 
             drafter = MtpBlock(self) if draft_model is None else DraftModel(self, draft_model)
             return planned_with_drafts(self, drafter, workload, planned)
@@ -168,13 +169,7 @@ class Placer(ModelOnDevice):
         if self.members and policy != "cpu":
             from oallama.placer.several import plan_over_devices
 
-            def alone(placer: Placer) -> Plan:
-                return placer.plan(
-                    policy, n_ubatch=n_ubatch, affinity=affinity, fill=fill, attention_passes=attention_passes,
-                    prefetch=prefetch, workload=workload,
-                )  # fmt: skip
-
-            return plan_over_devices(self, request, alone)
+            return plan_over_devices(self, request, planned)
         problems = self.problems  # measured before a process of loads is there
         with self.no_alloc_loads.together():
             found = plan(problems, request)
