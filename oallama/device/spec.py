@@ -83,7 +83,7 @@ class DeviceSpec:
 
     @property
     def servers(self) -> tuple[DeviceSpec, ...]:
-        """The RPC servers of other people's making among all devices."""
+        """The RPC servers that somebody else started, among all devices."""
         return tuple(one for one in self.each if one.kind == "rpc")
 
     @property
