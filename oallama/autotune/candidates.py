@@ -101,8 +101,8 @@ class Candidates:
     def _add_best(self, workload: Workload) -> Plan | None:
         """Our best plan, of several devices on each and over all; options of stock llama.cpp are measured
         separately."""
-        alone = [member for member in self._placer.members if not member.device.is_remote]
-        found = [self._add_best_on(placer, workload) for placer in alone or (self._placer,)]
+        alone = self._placer.local_members or (self._placer,)
+        found = [self._add_best_on(placer, workload) for placer in alone]
         if self._placer.members:
             asked = Request(workload, n_ubatches=larger_ubatches(workload, self._placer.options))
             over = plan_of_ranges(self._placer, asked)

@@ -98,7 +98,7 @@ class ServedModel:
 
     def _without_server(self) -> Served | None:
         """The model on the local devices, where the plan has an RPC server behind them."""
-        local = [str(member.device) for member in self.placer.members if not member.device.is_remote]
+        local = [str(member.device) for member in self.placer.local_members]
         if not local or len(local) == len(self.placer.members) or self.wanted.plan.device == "none":
             return None
         placer = self.placer.on_devices(local) if len(local) > 1 else self.placer.alone_on(local[0])

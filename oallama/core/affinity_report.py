@@ -40,6 +40,7 @@ class DeviceTimes:
     layers: tuple[int, int]  # from the first to before the last, the output being one behind the last; equal: none
     memory: MemoryBreakdown | None  # None: the plan leaves the device out
     times: Mapping[str, tuple[float | None, float]]  # T_g and T' by operator, as in Affinity
+    saved_s: Mapping[str, float | None]  # by operator, as in Affinity
 
 
 @dataclass(frozen=True, slots=True)

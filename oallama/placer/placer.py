@@ -314,6 +314,11 @@ class Placer(ModelOnDevice):
             arguments=arguments,
         )
 
+    @property
+    def local_members(self) -> tuple[Placer, ...]:
+        """The members on devices of this machine; RPC servers are not among them."""
+        return tuple(member for member in self.members if not member.device.is_remote)
+
     def on_devices_of(self, plan: Plan) -> Placer:
         """The placer on the devices that the plan uses, of those that were asked for."""
         if not self.members or plan.device == "none":

@@ -84,6 +84,7 @@ def report_over(on: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase 
         DeviceTimes(
             str(member.device), ranges.get(number, (0, 0)), memory.get(number),
             {name: (row.t_gpu_s, row.t_transfer_s) for name, row in each[number].items()},
+            {name: row.saved_s for name, row in each[number].items()},
         )
         for number, member in enumerate(on.members)
     )  # fmt: skip

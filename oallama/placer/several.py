@@ -29,7 +29,7 @@ def plan_over_devices(placer: Placer, request: Request, planned: Callable[[Place
         raise UsageError(f"policy {request.policy.name} uses one device, but --device names {n}; use policy {AUTO}")
     if request.policy is not None:
         return over_all(placer, request)
-    alone = [planned(member) for member in placer.members if not member.device.is_remote]
+    alone = [planned(member) for member in placer.local_members]
     over = plan_of_ranges(placer, request)
     best = min((*alone, *([over] if over is not None else [])), key=_total_s)
     return replace(best, notes=(*best.notes, *_left_out(placer, best), *_order(placer, alone, best)))

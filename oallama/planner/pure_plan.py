@@ -124,18 +124,14 @@ def what_if_over(problem: Problem, cards: tuple[Card, ...], workload: Workload) 
     alone = [what_if(device, card, workload) for device, card in zip(problem.devices, cards, strict=True)]
     stocks: list[tuple[VerifiedPlan, tuple[int, ...]]] = [(one.stock, (number,)) for number, one in enumerate(alone)]
     if (over := stock_over(problem, workload)) is not None:
-        stocks.append((over, _used(over)))
+        stocks.append((over, over.placement.devices_used))
     stock, stock_on = min(stocks, key=lambda found: total_s(found[0]))
     bests = [(stock, stock_on), *((one.best, (number,)) for number, one in enumerate(alone))]
     with suppress(DoesNotFit):  # each of them keeps buffers of its own
         ours = decide([problem], Request(workload, ranges, quick=True))
-        bests.append((ours, _used(ours)))
+        bests.append((ours, ours.placement.devices_used))
     best, best_on = min(bests, key=lambda found: total_s(found[0]))
     return WhatIf(cards, stock, best, stock_on, best_on)
-
-
-def _used(decision: VerifiedPlan) -> tuple[int, ...]:
-    return decision.placement.devices_used
 
 
 def total_s(decision: VerifiedPlan) -> float:

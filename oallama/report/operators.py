@@ -333,7 +333,7 @@ def memory_table(report: AffinityReport) -> Table:
 
 
 def devices_table(report: AffinityReport) -> Table:
-    """What each of several devices has: layers and memory."""
+    """List the layers and the memory of each of several devices."""
     rows = [(printable(name), *each) for name, *each in device_cells(report)]
     items = " |>".join(("device |layers", *DEVICE_ITEMS))
     footer = (f"Operators: {weights_text(*weights_on_device(report.operators))} on the cards.",)
@@ -380,9 +380,8 @@ def side_by_side(report: AffinityReport) -> list[tuple[str, ...]]:
         for one in report.devices:
             t_gpu_s = _median(one.times[row.name][0] for row in alike)
             t_transfer_s = median(one.times[row.name][1] for row in alike)
-            saved_s = None if t_gpu_s is None else line.t_cpu_s - t_gpu_s - t_transfer_s
             cells += ["-" if t_gpu_s is None else three_digits(t_gpu_s * 1e6), three_digits(t_transfer_s * 1e6)]
-            cells.append(saved_text(saved_s))
+            cells.append(saved_text(_median(one.saved_s[row.name] for row in alike)))
         rows.append(tuple(cells))
     return rows
 
