@@ -64,7 +64,7 @@ class ExpertUse:
         return [(experts[-1] - n, 1.0 - m / rows[-1]) for n, m in zip(experts, rows, strict=True)]
 
     def _shares(self, n_tokens: int) -> tuple[float, ...]:
-        """Of the uses, by expert."""
+        """Return the share of the uses that each expert has, in the order of coverage."""
         curve = self.decode if n_tokens <= self.step[0] else self.prompt
         return tuple(more - less for less, more in pairwise(curve))
 

@@ -35,8 +35,8 @@ def n_mtp_blocks(gguf: GgufFile) -> int:
 
 
 def mtp_model(gguf: GgufFile) -> GgufFile:
-    """That block as a model. Raises UsageError for a model without one, and for one with several: llama.cpp aborts on
-    some of these (qwen35), and runs one after the other in the rest."""
+    """Return the MTP block as a model of its own. Raises UsageError for a model without one, and for one with several:
+    llama.cpp aborts on some of these (qwen35), and runs one after the other in the rest."""
     n_blocks = n_mtp_blocks(gguf)
     if n_blocks != 1:
         found = f"{n_blocks} blocks that predict further tokens (MTP); one is supported" if n_blocks else NO_BLOCK

@@ -73,8 +73,8 @@ def in_tuned_context(on: ModelOnDevice, workload: Workload) -> Workload:
 
 
 def _known(on: ModelOnDevice, n_ctx: int) -> TuneResult | None:
-    """What the cache has. The memory that is free changes from run to run, so where nothing is known of it, what was
-    measured with a step less of it counts: these plans fit."""
+    """Return the result in the cache, or None. Free memory changes from run to run, so that the result of one step less
+    of it is taken where there is none of this step: its plans fit."""
     key = result_key(on, n_ctx)
     found = read_result(key)
     return found if found or on.options.vram is not None else read_result(replace(key, memory=key.memory - 1))

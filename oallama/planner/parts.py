@@ -38,7 +38,7 @@ def problem_in(problem: Problem, device: int, window: Window) -> Problem:
 
 
 def placement_in(problem: Problem, placement: Placement, window: Window) -> Placement:
-    """What a placement over several devices has in these layers."""
+    """Return the part of a placement over several devices that is in these layers, for problem_in."""
     first, behind = problem.graph.operators_of(window)
     return replace(
         placement,

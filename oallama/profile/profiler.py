@@ -151,8 +151,8 @@ def _restarts(fragments: Sequence[Message]) -> bool:
 
 
 def _known(path: Path, journal: store.Journal, machine: Message, refresh: bool, shown: Progress) -> Profile:
-    """What is known when measuring begins: the stored profile, and what an interrupted measurement had finished; of a
-    refresh nothing, which the journal says to whoever goes on with it."""
+    """Return what need not be measured: the stored profile, and what an interrupted measurement had finished. A refresh
+    begins with nothing, and notes that in the journal, for a later run that continues it."""
     if refresh:
         journal.clear()
         journal.append({_RESTART: True})

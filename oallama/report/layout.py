@@ -109,7 +109,7 @@ def role_order(role: str) -> tuple[int, str]:
 
 
 Heading = Callable[[int], str]
-"""Of a layer's row."""
+"""The number of a layer -> the heading of its row."""
 
 
 def numbered(ranges: Sequence[tuple[int, int]]) -> Heading:

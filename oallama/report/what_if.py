@@ -67,8 +67,8 @@ def _row(model: ModelInfo, row: WhatIf) -> dict[str, Any]:
 
 
 def _device(row: WhatIf, number: int, n_layer: int) -> dict[str, Any]:
-    """What one of several cards has under stock's plan and the best: layers, the output being one, slices of others,
-    which are beside the first that is used, and bytes."""
+    """List the layers and bytes of one of several cards under stock's plan and under the best. The output counts as a
+    layer. Only the first card that is used has slices."""
     stock_layers, stock_bytes = _share(row.stock, row.stock_on, number, n_layer)
     n_layers, n_bytes = _share(row.best, row.best_on, number, n_layer)
     return {

@@ -110,7 +110,7 @@ def assert_memory(plan: Plan, found: dict[str, int], n_embd: int) -> None:
     for number, memory in enumerate(plan.memory.devices):
         planned = memory.weights_gpu + memory.kv + memory.compute
         least = planned - (4 if overlaps else 1) * activation
-        most = max(planned + activation, 1.01 * planned) + memory.staging  # of which a small batch takes a part
+        most = max(planned + activation, 1.01 * planned) + memory.staging  # a small batch takes only a part of it
         assert min(least, 0.99 * planned) <= found[f"Emulated{number}"] <= most
 
 

@@ -300,7 +300,7 @@ N_LEFT = 32  # experts, four of each token
 
 
 def batches_of(tokens: list[tuple[int, ...]], n: int, step: int) -> list[Counter[int]]:
-    """Uses by expert in batches of n tokens, of which one begins with each step."""
+    """Count the uses of each expert in batches of n tokens; a batch begins every `step` tokens."""
     return [Counter(expert for token in tokens[i : i + n] for expert in token) for i in range(0, len(tokens) - n, step)]
 
 

@@ -325,7 +325,7 @@ def experts(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
 
 
 def most_choices(problem: Problem, budget: MemoryBudget) -> Iterator[Placement]:
-    """What the one of these policies proposes that has the most choices for this model."""
+    """Propose with hot experts where the model may have them, else with streams: the policy with the most choices."""
     hot = not hot_fault(problem)
     searches = _searches(problem, budget) if hot else (SliceSearch(problem, budget, streams=True, hot=False),)
     return chain.from_iterable(search.best() for search in searches)

@@ -1,4 +1,4 @@
-"""What llama.cpp's --fit does over several devices of given sizes, without llama.cpp and without the devices. Pure.
+"""Predicts where llama.cpp's --fit puts layers on several devices of given sizes, without loading anything. Pure.
 
 As common_fit_params (b11549) does it. Where everything fits, layers are shared out by free memory. Else the last device
 gets as many of the last layers as it holds, then the one before it. Models with experts: first every layer's other
@@ -20,7 +20,8 @@ from oallama.planner.problem import Problem, empty_memory
 from oallama.planner.verify import verify
 
 Fits = Callable[[int, int, int, int], bool]
-"""Whether a device holds the layers [begin, end) of which those before `full` have their experts there."""
+"""(device, begin, end, full) -> whether the device has room for the layers [begin, end), where the layers before `full`
+have their experts on it and the others have them on the host."""
 
 
 def stock_over(problem: Problem, workload: Workload) -> VerifiedPlan | None:
