@@ -57,7 +57,8 @@ class ModelOnDevice:
         self.model = model
         self.operators = tuple(operators)
         self.options = options if options.n_ctx != 0 else replace(options, n_ctx=model.n_ctx_train or None)
-        self.device, self._threads = resolved(asked_device(options, profile), options.threads)
+        rates = partial(this_host, say=Progress(True).say)
+        self.device, self._threads = resolved(asked_device(options, profile), options.threads, rates)
         check_several(self.device, options, profile)
         self.members: tuple[ModelOnDevice, ...] = ()
         if self.device.others:

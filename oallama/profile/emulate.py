@@ -2,12 +2,14 @@
 
 `scale` divides a card's rates by how much slower the CPU here is than that of a usual computer with such a card
 (device/cards.py, USUAL_PC), or than the CPU beside the real card whose profile is given. The CPU's rates are measured
-once and kept, so that every process and every later run has the same device.
+once and kept, so that every process and every later run has the same device; those that were measured beside other
+programs serve as long as these run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -29,6 +31,7 @@ from oallama.device.cpu import allowed_cpus, default_threads, thread_counts
 from oallama.device.emulated import PARAMETERS, Emulated, card_of, card_parameters
 from oallama.device.emulated_link import check_room
 from oallama.device.spec import DeviceSpec
+from oallama.profile.busy import OTHERS_PERCENT, busy_percent, others_percent
 from oallama.profile.machine import fingerprint
 from oallama.profile.store import measuring_lock, read_profile, write_in_cache
 
@@ -52,6 +55,7 @@ def resolved(
     if spec.emulated is None:
         return spec, n_threads or default_threads()
     if spec.others:
+        rates = functools.cache(rates or this_host)  # the same for all, whatever begins or ends meanwhile
         each = [resolved(one, n_threads, rates) for one in spec.each]
         return replace(each[0][0], others=tuple(one for one, _ in each[1:])), min(threads for _, threads in each)
     cpus = sorted(allowed_cpus())
@@ -107,17 +111,17 @@ def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None
     """This machine's CPU with so many threads: weight bytes/s in decode in its fastest layout, flop/s in prompts in the
     plain layout, which is what a host computes in beside a card.
 
-    Measured once for a CPU, a build of ggml and a number of threads; say: is told when it is. Raises BridgeError,
-    ProfileError.
+    Measured once for a CPU, a build of ggml and a number of threads; again where other programs ran meanwhile, as soon
+    as they do not. say: is told of both. Raises BridgeError, ProfileError, UsageError as busy_percent does.
     """
     machine = fingerprint(n_threads, "none")
     parts = {name: machine.get(name) for name in _KEY_PARTS}
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    path = cache_folder() / f"cpu-rates-v1-{key}.json"
-    rates = _read_rates(path)
+    path = cache_folder() / f"cpu-rates-v2-{key}.json"
+    rates = _serving_rates(path)
     if rates is None:
         with measuring_lock(path.parent, lambda: None):
-            rates = _read_rates(path)
+            rates = _serving_rates(path)
             if rates is None:
                 say(f"measuring the CPU with {n_threads} threads (once, some seconds)")
                 rates = ask_child(
@@ -126,6 +130,11 @@ def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None
                 )  # fmt: skip
             with contextlib.suppress(ProfileError):  # measured again next time
                 write_in_cache(path, json.dumps({"machine": parts, **rates}, indent=1) + "\n")
+    if rates[OTHERS_PERCENT] > busy_percent():
+        say(
+            f"note: the CPU was timed while other programs used {rates[OTHERS_PERCENT]:.0f} % of it, "
+            "so it may seem too slow; it is timed again once they end"
+        )
     return Host(str(machine["cpu"]), rates["bytes_per_s"], rates["flops_per_s"], "measured here")
 
 
@@ -143,17 +152,27 @@ def usual_threads(rates: Callable[[int], Host], counts: Sequence[int] | None = N
     return max(decoded, key=lambda count: decoded[count])  # the first of equal ones
 
 
+def _serving_rates(path: Path) -> dict[str, float] | None:
+    """The kept rates; None without any, and where other programs ran beside them that do not now."""
+    rates = _read_rates(path)
+    if rates is None or rates[OTHERS_PERCENT] <= busy_percent():
+        return rates
+    return rates if others_percent() > busy_percent() else None
+
+
 def _read_rates(path: Path) -> dict[str, float] | None:
     try:
         stored = parse_json(path.read_text(encoding="utf-8"))
-        rates = {name: float(stored[name]) for name in ("bytes_per_s", "flops_per_s")}
+        rates = {name: float(stored[name]) for name in ("bytes_per_s", "flops_per_s", OTHERS_PERCENT)}
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None  # not there, or damaged: measured anew
-    return rates if all(0 < rate < math.inf for rate in rates.values()) else None
+    timed = all(0 < rates[name] < math.inf for name in ("bytes_per_s", "flops_per_s"))
+    return rates if timed and rates[OTHERS_PERCENT] >= 0 else None
 
 
 def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
-    """The child's side: the best of some runs, as whatever else runs here only slows them down."""
+    """The child's side: the best of some runs, as whatever else runs here only slows them down; and how much of the CPU
+    that took, before or behind them."""
     import ggml_bridge
     from ggml_bridge.timing import WORKING_SET_BYTES
 
@@ -167,10 +186,12 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
             return min(timer.run(runs))
 
     layouts = {PLAIN_LAYOUT, *(name for name in bridge.cpu_layouts() if bridge.layout_supports(name, TYPE, K, N))}
-    return {
+    before_percent = others_percent()
+    rates = {
         "bytes_per_s": max(weight_bytes / best_s(layout, 1, 30) for layout in layouts),
         "flops_per_s": 2.0 * K * N * BATCH / best_s(PLAIN_LAYOUT, BATCH, 3),
     }
+    return {**rates, OTHERS_PERCENT: max(before_percent, others_percent())}
 
 
 #

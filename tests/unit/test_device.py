@@ -23,7 +23,7 @@ from oallama.device.emulated import Emulated, card_of, parameters_of, parse_emul
 from oallama.device.identity import KnownDevice, driver_files, identity_of, known_device, known_of
 from oallama.device.opening import OpenDevice
 from oallama.device.spec import DeviceSpec, parse_device
-from oallama.profile.emulate import host_of, resolved
+from oallama.profile.emulate import host_of, resolved, this_host
 from oallama.profile.machine import fingerprint_key
 from oallama.profile.merge import empty
 from oallama.profile.profiler import machine_with
@@ -171,6 +171,35 @@ def test_the_scale_is_how_much_slower_this_cpu_is():
     found, threads = here("emulated:rtx3060,values=real", 1, *slow)
     assert found.scale == (5.0, 8.0) and threads == 1
     assert here("emulated:values=real", 1, 1e15, 1e18)[0].scale == (1.0, 1.0), "a card is never made faster"
+
+
+def test_rates_taken_beside_other_programs_serve_only_as_long_as_these_run(monkeypatch):
+    monkeypatch.setenv("OALLAMA_BUSY_PERCENT", "20")
+    measured, now, said = [], {}, []
+
+    def ask_child(module, request, *_):
+        measured.append(request["n_threads"])
+        return {"bytes_per_s": now["rate"], "flops_per_s": 1e9, "others_cpu_percent": now["others"]}
+
+    monkeypatch.setattr("oallama.profile.emulate.ask_child", ask_child)
+    monkeypatch.setattr("oallama.profile.emulate.others_percent", lambda: now["others"])
+
+    def rate_at(others, rate, n_threads=1):
+        now.update(others=others, rate=rate)
+        return this_host(n_threads, said.append).bytes_per_s
+
+    assert rate_at(60.0, 9e9) == 9e9 and "other programs used 60 % of it" in said[-1]
+    assert rate_at(45.0, 8e9) == 9e9 and len(measured) == 1, "every process has the same device meanwhile"
+    assert rate_at(70.0, 5e9, n_threads=2) == 5e9, "each count has its own"
+    said.clear()
+    assert rate_at(3.0, 17e9) == 17e9 and len(said) == 1, "that it is measured, and no doubt"
+    assert rate_at(70.0, 9e9) == 17e9 and measured == [1, 2, 1], "a busy machine does not touch what is known"
+
+
+def test_devices_of_one_name_are_scaled_alike_whatever_happens_meanwhile():
+    rates = iter([1e9, 9e9])
+    spec, _ = resolved(parse_device("emulated,emulated"), 1, lambda n: Host("CPU", next(rates), 1e9, "a test"))
+    assert len({one.emulated.scale for one in spec.each}) == 1
 
 
 def test_the_device_gets_a_core_that_computing_does_not_use(monkeypatch):
