@@ -287,6 +287,7 @@ def command(
     from oallama.bench.ab import run_bench
     from oallama.bench.arms import ArmMaker
     from oallama.bench.prepare import bench_tests, default_arms, prepare, shared_setting
+    from oallama.device.emulated_link import check_core
     from oallama.placer import Placer
     from oallama.placer.drafter import DraftModel
     from oallama.profile.acceptance import PUBLISHED
@@ -298,6 +299,7 @@ def command(
     check_result(results.output[1])
     tests = bench_tests(timed.n_prompt, timed.n_gen, timed.pairs, timed.n_depth)
     placer = Placer.of_file(model, options, profile)
+    check_core(placer.device)
     note_unused(placer)
     setting = shared_setting(placer, tests, cpus or (), seed)
     auto = partial(tuned_arm, refresh=refresh_gate) if gate else None
