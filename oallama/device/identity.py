@@ -54,24 +54,24 @@ def known_device(device: KnownDevice | DeviceSpec | str | None) -> KnownDevice:
         return KnownDevice(spec, {"parameters": hashlib.sha256(parameters_of(spec.emulated).encode()).hexdigest()[:16]})
     if spec.says_all:
         return KnownDevice(spec)
-    if spec.kind == "auto" and not _has_gpu_backend():
-        return KnownDevice(DeviceSpec("none"))
+    if spec.kind == "auto":
+        return next(iter(found_gpus()), KnownDevice(DeviceSpec("none")))
     return _asked(spec)
 
 
-def found_gpus() -> tuple[str, ...]:
-    """ggml's names of the GPUs that there are (device/opening.py), in ggml's order. Raises DeviceError, BridgeError."""
+def found_gpus() -> tuple[KnownDevice, ...]:
+    """The GPUs that there are (device/opening.py), in ggml's order. Raises DeviceError, BridgeError."""
     return _found_gpus(user_backend()) if _has_gpu_backend() else ()
 
 
 @cache
-def _found_gpus(_backend: str | None) -> tuple[str, ...]:
+def _found_gpus(_backend: str | None) -> tuple[KnownDevice, ...]:
     """By a process, once: it takes 0.4 s. _backend: the user's, which may bring some."""
 
     def failed(reason: str) -> DeviceError:
         return DeviceError(f"cannot list GPUs: {reason}; check them with `oallama doctor`, or use --device none")
 
-    return tuple(ask_child(MODULE, {}, TIMEOUT_S, failed, unexpected=DeviceError)["gpus"])
+    return tuple(map(_told, ask_child(MODULE, {}, TIMEOUT_S, failed, unexpected=DeviceError)["gpus"]))
 
 
 def identity_of(info: DeviceInfo, driver_files: list[str]) -> dict[str, Any]:
@@ -124,7 +124,10 @@ def _asked(spec: DeviceSpec) -> KnownDevice:
         remedy = "check it with `oallama doctor`, or use --device none"
         return DeviceError(f"cannot query device {spec}: {reason}; {remedy}")
 
-    answer = ask_child(MODULE, {"device": str(spec)}, TIMEOUT_S, failed, unexpected=DeviceError)
+    return _told(ask_child(MODULE, {"device": str(spec)}, TIMEOUT_S, failed, unexpected=DeviceError))
+
+
+def _told(answer: Mapping[str, Any]) -> KnownDevice:
     return KnownDevice(parse_device(answer["spec"]), answer["identity"])
 
 
@@ -143,12 +146,18 @@ def known_of(device: OpenDevice, maps: str) -> KnownDevice:
 
 
 def _ask(request: dict[str, Any], progress: Any) -> dict[str, Any]:
-    from oallama.device.opening import list_devices, local_gpus, open_device
+    from oallama.device.opening import list_devices, local_gpus
 
     if "device" not in request:
-        return {"gpus": [info.name for info in local_gpus(list_devices())]}
-    with open_device(request["device"]) as device:
-        known = known_of(device, _memory_map())
+        return {"gpus": [_answer_of(info.name) for info in local_gpus(list_devices())]}
+    return _answer_of(request["device"])
+
+
+def _answer_of(device: str) -> dict[str, Any]:
+    from oallama.device.opening import open_device
+
+    with open_device(device) as opened:
+        known = known_of(opened, _memory_map())
     return {"spec": str(known.spec), "identity": known.identity}
 
 

@@ -322,8 +322,8 @@ def asked_device(options: Options, profile: Profile | None) -> DeviceSpec:
     Raises as found_gpus."""
     spec = parse_device(options.device)
     is_of_one = options.vram is not None or options.gpu_weights is not None or profile is not None
-    names = found_gpus() if spec.kind == "auto" and not is_of_one else ()
-    return parse_device(",".join(names)) if len(names) > 1 else spec
+    gpus = found_gpus() if spec.kind == "auto" and not is_of_one else ()
+    return parse_device(",".join(str(gpu.spec) for gpu in gpus)) if len(gpus) > 1 else spec
 
 
 ALIKE = 1.1  # times as long as another a device may take to count as fast, so that a new profile changes no order

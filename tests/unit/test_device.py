@@ -20,7 +20,7 @@ from oallama.device.card import Host
 from oallama.device.cards import CARDS, USUAL_CARDS, USUAL_PC, pc, preset
 from oallama.device.cpu import allowed_cpus
 from oallama.device.emulated import Emulated, card_of, parameters_of, parse_emulated
-from oallama.device.identity import KnownDevice, driver_files, identity_of, known_device, known_of
+from oallama.device.identity import KnownDevice, driver_files, found_gpus, identity_of, known_device, known_of
 from oallama.device.opening import OpenDevice
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.profile.emulate import host_of, resolved, this_host
@@ -324,7 +324,7 @@ def test_auto_asks_only_where_there_is_a_back_end_for_gpus(tmp_path, monkeypatch
 
     def run_in_child(module, request, timeout_s):
         asked.append(request)
-        return {"spec": "CUDA0", "identity": identity_of(CARD, [])}
+        return {"gpus": [{"spec": name, "identity": identity_of(CARD, [])} for name in ("CUDA0", "CUDA1")]}
 
     monkeypatch.setattr("ggml_bridge.child.run_in_child", run_in_child)
     monkeypatch.setattr("ggml_bridge.library.soname", lambda name: f"lib{name}.so.0")
@@ -333,12 +333,11 @@ def test_auto_asks_only_where_there_is_a_back_end_for_gpus(tmp_path, monkeypatch
     for name in ("ggml", "ggml-base", "ggml-cpu", "ggml-rpc", "ggml-cpu-haswell", "ggml-blas"):
         (tmp_path / f"lib{name}.so.0").touch()
     assert known_device("auto") == known_device(None) == KnownDevice(DeviceSpec("none")) and asked == []
-    with monkeypatch.context() as own:
-        own.setenv("GGML_BACKEND_PATH", "/somewhere/libggml-cuda.so")
-        assert known_device("auto").identity and len(asked) == 1
+    monkeypatch.setenv("GGML_BACKEND_PATH", str(tmp_path / "libggml-cuda.so"))  # of this test, as it is asked once
+    assert known_device("auto").identity and len(asked) == 1
     (tmp_path / "libggml-vulkan.so.0").touch()
-    assert known_device("auto").spec == DeviceSpec("ggml", name="CUDA0")
-    assert asked == [{"device": "auto"}] * 2
+    assert known_device("auto") == found_gpus()[0] == known_device(None)
+    assert [gpu.spec.name for gpu in found_gpus()] == ["CUDA0", "CUDA1"] and asked == [{}]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from oallama.cost.ranges import range_seconds, ranges_seconds
 from oallama.cost.slices import Cut
 from oallama.cost.whole import placement_seconds
 from oallama.device.card import Card
+from oallama.device.identity import KnownDevice
 from oallama.device.opening import local_gpus
 from oallama.device.spec import device_for_plan, parse_device
 from oallama.model.cut import cut_extent
@@ -133,7 +134,8 @@ def test_options_of_one_device_are_refused_for_two(options: dict[str, str], why:
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oallama.placer.model_on_device.found_gpus", lambda: ("CUDA0", "CUDA1"))
+    gpus = [KnownDevice(parse_device(name)) for name in ("CUDA0", "CUDA1")]
+    monkeypatch.setattr("oallama.placer.model_on_device.found_gpus", lambda: gpus)
     monkeypatch.setattr("oallama.placer.model_on_device.in_order_of_speed", lambda members: members[::-1])
 
 
