@@ -190,6 +190,7 @@ def test_it_is_served(amx: dict[str, str], arch: str, models: Path, tmp_path: Pa
             process.terminate()
 
 
+@pytest.mark.thorough  # a minute and a half; that they are told to leave weights plain is tested above
 def test_stock_arms_run_beside_ours(run: Any, deepseek: Path) -> None:
     arms = "stock-cpu,stock-fit,fit"
     rows = run("bench", deepseek, "--arms", arms, "-p", 8, "-n", 0, "-r", 2, "--device", "rpc-worker:1", "-o", "json")

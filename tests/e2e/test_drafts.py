@@ -143,6 +143,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
         StepOptions("ngram", str(other))
 
 
+@pytest.mark.thorough  # it profiles two models, a minute; unit/test_drafts_planned.py has the choice
 def test_the_number_of_drafts_is_about_as_good_as_any() -> None:
     """Each number is planned for by itself. The memory that a draft model needs is kept free."""
     placer = Placer.load(ROOT / "models" / "oallama-stories-f16.gguf", device="emulated:rtx3060-12", vram="40MiB")
