@@ -7,6 +7,7 @@ Who fills what: model/ makes ModelInfo and Operator, profile/ makes Profile (cor
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -110,6 +111,11 @@ class Operator:
         """The part of an operator that its time depends on."""
         n_used = self.n_expert_used if self.op == "MUL_MAT_ID" else 1
         return MulMat(self.op, self.type, self.shape, n_used, self.input_f32)
+
+
+def n_layer_of(operators: Iterable[Operator]) -> int:
+    """The number of layers that these operators are of."""
+    return max((operator.layer + 1 for operator in operators if operator.layer is not None), default=0)
 
 
 LEAST_SPREAD, SPREAD_EXPERTS = 0.25, 32

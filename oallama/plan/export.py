@@ -17,6 +17,7 @@ from oallama.core.types import (
     Draft,
     Operator,
     StockOptions,
+    n_layer_of,
 )
 from oallama.core.units import MIB
 from oallama.device.emulated import DEVICE_NAME
@@ -145,7 +146,7 @@ def stock_command(
     n_layers = 0 if device == "none" else plan.n_gpu_layers
     told = device if n_layers or plan.stock else "none"
     arguments += ["--device", told.replace(",", between), "-ngl", str(n_layers)]
-    if device_layers := plan.device_layers(operators, _n_layer(operators)):
+    if device_layers := plan.device_layers(operators, n_layer_of(operators)):
         arguments += ["-ts", between.join(map(str, device_layers))]
     arguments += stock_arguments(plan.stock, target) if plan.stock is not None else []
     arguments += draft_arguments(plan.draft, device, target) if plan.draft is not None else []
@@ -206,17 +207,13 @@ def _overridden(plan: Plan, operators: Sequence[Operator]) -> Sequence[Operator]
     """The operators that -ot places: in stock llama.cpp's own configuration -ngl and -ncmoe place most of them."""
     if plan.stock is None:
         return operators
-    n_layer = _n_layer(operators)
+    n_layer = n_layer_of(operators)
     first, n_cpu_moe = n_layer + 1 - plan.n_gpu_layers, plan.stock.n_cpu_moe
     return [
         operator for operator in operators
         if operator.layer_in(n_layer) >= first
         and not (operator.op == "MUL_MAT_ID" and operator.layer is not None and operator.layer < n_cpu_moe)
     ]  # fmt: skip
-
-
-def _n_layer(operators: Sequence[Operator]) -> int:
-    return max((operator.layer + 1 for operator in operators if operator.layer is not None), default=0)
 
 
 def _workload(plan: Plan, target: Target) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
 
-from oallama.core.types import Operator, OperatorPlacement
+from oallama.core.types import Operator, OperatorPlacement, n_layer_of
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import is_ffn
 from oallama.device.spec import device_texts
@@ -55,7 +55,7 @@ def plan_sentences(record: Plan, operators: Sequence[Operator], words: Words = P
 def device_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
     """Say which layers each of several devices has, whether slices beside the first, and how much of its memory is
     used."""
-    n_layer = max((operator.layer + 1 for operator in operators if operator.layer is not None), default=0)
+    n_layer = n_layer_of(operators)
     ranges, sentences = layer_ranges(record, operators, n_layer), list[str]()
     slices = "slices" if record.n_on("split") else ""
     for device, (begin, end), memory in zip(device_texts(record.device), ranges, record.memory.devices, strict=False):
