@@ -7,8 +7,8 @@ import json
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from operator import itemgetter
+from dataclasses import dataclass, replace
+from operator import attrgetter, itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,22 @@ HOPELESS = 2.0  # predicted to take more than so many times as long as the faste
 LIKELY_LATE = 1.5  # as many times as late a first word as under --fit, by prediction: not measured
 STOCK_DRAFTS = (1, 2, 4)  # that stock llama.cpp is offered where the user asks for drafts
 NEAR = 1.03  # a plan that is predicted to take so many times as long as the best serves a class as well
+
+
+@dataclass(frozen=True, slots=True)
+class StockCandidate:
+    """Options of stock llama.cpp to measure. predicted: None where nothing is predicted; n_draft: drafts a step;
+    device: which of several devices they use alone; "": all."""
+
+    placement: StockPlacement
+    predicted: Predicted | None
+    n_draft: int = 0
+    device: str = ""
+
+    @property
+    def total_s(self) -> float:
+        """Predicted seconds; infinite without a prediction."""
+        return math.inf if self.predicted is None else self.predicted.total_s
 
 
 class Candidates:
@@ -66,7 +82,7 @@ class Candidates:
         """Plans to measure for a class, of those that serve it well; plans that serve most classes come first."""
         workload, fit = self._workloads[kind], self._fits[kind] or UNKNOWN
         stock = self._stock(kind)
-        best_s = min((predicted.total_s for _, predicted, *_ in stock if predicted is not None), default=math.inf)
+        best_s = min(each.total_s for each in stock)
         ranked = {name: seconds for name, seconds in self._ranked[kind].items() if seconds <= HOPELESS * best_s}
         names = sorted(ranked, key=lambda name: (not self._is_near(kind, name), -self._wide[name], ranked[name]))
         promised = {name: best_s / ranked[name] if best_s < math.inf else None for name in names}
@@ -76,7 +92,7 @@ class Candidates:
             workload.n_gen,
             n_gen,
             fit.ttft_s * (1 + workload.n_past / workload.n_prompt / 2) + n_gen * fit.tpot_s,
-            tuple(StockTry(placement, n_draft=n_draft, device=device) for placement, _, n_draft, device in stock),
+            tuple(StockTry(each.placement, n_draft=each.n_draft, device=each.device) for each in stock),
             races=tuple(ABTest(self._plans[n].policy, n, workload.n_gen, promised[n]) for n in names[:MOST_TESTS]),
         )
 
@@ -150,33 +166,34 @@ class Candidates:
         ranked = self._ranked[kind]
         return plan in ranked and ranked[plan] <= NEAR * next(iter(ranked.values()))
 
-    def _stock(self, kind: WorkloadClass) -> list[tuple[StockPlacement, Predicted | None, int, str]]:
-        """Options of stock llama.cpp to measure, --fit first, with the number of their drafts, and the device that they
-        use alone."""
+    def _stock(self, kind: WorkloadClass) -> list[StockCandidate]:
+        """Options of stock llama.cpp to measure, --fit first."""
         placer, workload, fit = self._placer, self._workloads[kind], self._fits[kind]
+        default = StockCandidate(self._fit, fit)
         if placer.device.is_pair or fit is None:
-            return [(self._fit, fit, 0, "")]
+            return [default]
         latest_s = math.inf if self._late_may_win else LIKELY_LATE * fit.ttft_s
         modes, n_ubatches = [mode for mode in STOCK_MODES if mode != FIT], larger_ubatches(workload, placer.options)
-        found = {self._does(self._fit): (self._fit, fit, 0, "")}
+        found = {self._does(default): default}
         for device, placement in self._alone.items():
             predicted = stock_plan(placer.alone_on(device), workload, placement).predicted
             if predicted is not None and predicted.ttft_s <= latest_s:
-                found.setdefault(self._does(placement, device), (placement, predicted, 0, device))
+                each = StockCandidate(placement, predicted, device=device)
+                found.setdefault(self._does(each), each)
         promising = [
-            (placement, predicted, 0, device)
+            StockCandidate(placement, predicted, device=device)
             for device in self._alone or ("",)
             for placement, predicted in promising_stock(placer.alone_on(device), workload, modes, n_ubatches, latest_s)
         ]
-        for each in sorted(promising, key=lambda each: each[1].total_s)[:MOST_PROMISING]:
-            found.setdefault(self._does(each[0], each[3]), each)
+        for each in sorted(promising, key=attrgetter("total_s"))[:MOST_PROMISING]:
+            found.setdefault(self._does(each), each)
         offered = [*found.values(), *self._stock_with_drafts(workload, n_ubatches, latest_s)]
-        most_s = HOPELESS * min(predicted.total_s for _, predicted, *_ in offered)
-        return [each for each in offered if each[0] is self._fit or each[1].total_s <= most_s]
+        most_s = HOPELESS * min(each.total_s for each in offered)
+        return [each for each in offered if each is default or each.total_s <= most_s]
 
     def _stock_with_drafts(
         self, workload: Workload, n_ubatches: Sequence[int], latest_s: float
-    ) -> Iterator[tuple[StockPlacement, Predicted, int, str]]:
+    ) -> Iterator[StockCandidate]:
         """Yield the most promising options for each number of drafts."""
         if self._drafter is None:
             return
@@ -186,13 +203,13 @@ class Candidates:
                 asked = replace(workload, step=step)
                 found = promising_stock(placer, asked, n_ubatches=n_ubatches, latest_s=latest_s)
                 if found:
-                    yield (*min(found, key=lambda each: each[1].total_s), n_draft, "")
+                    yield StockCandidate(*min(found, key=lambda each: each[1].total_s), n_draft)
 
-    def _does(self, placement: StockPlacement, device: str = "") -> Hashable:
+    def _does(self, candidate: StockCandidate) -> Hashable:
         """Equal for equivalent options."""
-        options, model = placement.options, self._placer.model
-        places = expected_places(self._placer.operators, model.n_layer, placement)
-        return device, tuple(places.items()), options.no_host, options.moe_cache_bytes, placement.n_ubatch
+        placement, options = candidate.placement, candidate.placement.options
+        places = expected_places(self._placer.operators, self._placer.model.n_layer, placement)
+        return candidate.device, tuple(places.items()), options.no_host, options.moe_cache_bytes, placement.n_ubatch
 
 
 def _with_ubatch(workload: Workload, plan: Plan) -> Workload:
