@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,25 +87,17 @@ def load_placed(
     plan = plan.without_own_drafts
     plan.check(model, operators)
     check_layers(plan, model.n_layer, operators)
-    spec, attention = device_of(plan, options.device), options.attention(plan.attention or STOCK_ATTENTION)
+    spec = device_of(plan, options.device)
     places = weight_places(
         operators, plan.operators, tensor_names, model.n_layer + 1 - plan.n_gpu_layers, bool(plan.token_assignment),
         plan.streaming, plan.residents,
     )  # fmt: skip
-    settings = LoadSettings(
-        path=model.path,
+    settings = replace(
+        _settings(model, plan, options, operators),
         device=str(spec),
-        n_ctx=options.n_ctx or plan.workload.n_ctx or model.n_ctx_train,
-        n_batch=options.n_batch or STOCK_BATCH,
-        n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
-        n_gpu_layers=plan.n_gpu_layers,
         host_patterns=places.named if spec.is_none else places.patterns,
         split_text=places.split_text,
-        attention=attention,
-        n_threads=options.threads or default_threads(),
-        stock=plan.stock,
         n_outputs=0 if _wants_all(arguments or {}) else plan.workload.n_outputs_max,
-        device_layers=plan.device_layers(operators, model.n_layer),
     )
     if not memory_known:
         check_host(settings, no_alloc_memory(settings), operators, host_memory_bytes())
@@ -126,6 +119,21 @@ def load_placed(
         release(held)
         raise
     return llama
+
+
+def _settings(model: ModelInfo, plan: Plan, options: Options, operators: Sequence[Operator]) -> LoadSettings:
+    """The load that a plan and options ask for, but for its device and where weights go."""
+    return LoadSettings(
+        path=model.path,
+        n_ctx=options.n_ctx or plan.workload.n_ctx or model.n_ctx_train,
+        n_batch=options.n_batch or STOCK_BATCH,
+        n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
+        n_gpu_layers=plan.n_gpu_layers,
+        attention=options.attention(plan.attention or STOCK_ATTENTION),
+        n_threads=options.threads or default_threads(),
+        stock=plan.stock,
+        device_layers=plan.device_layers(operators, model.n_layer),
+    )
 
 
 def _wants_all(arguments: Mapping[str, Any]) -> bool:

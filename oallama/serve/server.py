@@ -72,40 +72,51 @@ def serve(
             server_log=server_log,
             instead="the CPU" if on_cpu is None or on_cpu.plan.device == "none" else on_cpu.plan.device,
         )
-
-        metrics = _Paced(lambda pid: address.metrics(pid, ANSWER_S))
-
-        def served() -> Served:
-            return on_cpu if on_cpu is not None and supervisor.state.device_lost else wanted
-
-        def document() -> dict[str, Any]:
-            state, of = asdict(supervisor.state), served()
-            text = metrics.text(state["pid"]) if state["phase"] == "ready" else None
-            live = None if text is None else asdict(live_of(text))
-            reports = list(reports_in(of_wanted if of is wanted else of_cpu))
-            now = next((report for report in reports if report.pid == state["pid"]), None)
-            runs = runs_of(block for report in reports for block in report.blocks)
-            return placement_document(of, state, live, runs, None if now is None else back_end(now))
-
-        def page() -> tuple[str, str]:
-            return placement_html(served()), page_policy()
-
-        with held_interrupt(supervisor.stop), placement_server(document, page, placement_port) as url:
+        shown = _Shown(supervisor, (wanted, of_wanted), (on_cpu or wanted, of_cpu), address)
+        with held_interrupt(supervisor.stop), placement_server(shown.document, shown.page, placement_port) as url:
             for page_folder in (of_wanted / PAGE_FOLDER, of_cpu / PAGE_FOLDER):
                 if page_folder.is_dir():
                     (page_folder / "index.html").write_text(start_html(wanted.model, url), encoding="utf-8")
-            where = f"oallama: serving at {address.url}/v1, placement at {url}; Ctrl-C ends it"
 
             def ready() -> None:
-                for problem in problems(of_wanted if served() is wanted else of_cpu, supervisor.state.pid):
+                for problem in problems(shown.now[1], supervisor.state.pid):
                     log(f"warning: {problem}")
-                log(where)
+                log(f"oallama: serving at {address.url}/v1, placement at {url}; Ctrl-C ends it")
 
             supervisor.on_ready = ready
             try:
                 supervisor.run()
             finally:
                 placements.keep(list(reports_in(of_wanted)), list(reports_in(of_cpu)))
+
+
+class _Shown:
+    """What the placement page shows: the wanted placement, or the one on the CPU once the device is lost, each with the
+    folder of the plug-in's reports."""
+
+    def __init__(
+        self, supervisor: Supervisor, wanted: tuple[Served, Path], on_cpu: tuple[Served, Path], address: Address
+    ) -> None:
+        self._supervisor, self._wanted, self._on_cpu = supervisor, wanted, on_cpu
+        self._metrics = _Paced(lambda pid: address.metrics(pid, ANSWER_S))
+
+    @property
+    def now(self) -> tuple[Served, Path]:
+        return self._on_cpu if self._supervisor.state.device_lost else self._wanted
+
+    def document(self) -> dict[str, Any]:
+        """The answer to `GET /placement`."""
+        state, (served, folder) = asdict(self._supervisor.state), self.now
+        text = self._metrics.text(state["pid"]) if state["phase"] == "ready" else None
+        live = None if text is None else asdict(live_of(text))
+        reports = list(reports_in(folder))
+        running = next((report for report in reports if report.pid == state["pid"]), None)
+        runs = runs_of(block for report in reports for block in report.blocks)
+        return placement_document(served, state, live, runs, None if running is None else back_end(running))
+
+    def page(self) -> tuple[str, str]:
+        """The page, and its Content-Security-Policy."""
+        return placement_html(self.now[0]), page_policy()
 
 
 class _Paced:
