@@ -67,22 +67,24 @@ def fingerprint(
     n_threads: CPU threads of the measured kernels. device_spec: the --device text ("none" without a device), and
     identity what ggml said of that device (KnownDevice). root: where /proc and /sys are (tests).
     """
+    import psutil
+
     libraries = _library_folder()
     llc_bytes, llc_source = last_level_cache(root, n_threads)
     return {
         "cpu": _cpu_name(root),
         "cpu_features": _cpu_features(root),
-        "cores_physical": _physical_cores(root),
+        "cores_physical": psutil.cpu_count(logical=False),
         "cores_logical": os.cpu_count(),
         "cores_allowed": len(allowed_cpus()),
         "n_threads": n_threads,
         "llc_bytes": llc_bytes,
         "llc_source": llc_source,
-        "memory_bytes": _memory_bytes(root),
+        "memory_bytes": int(psutil.virtual_memory().total),
         "numa_nodes": len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or 1,
         "governor": _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "energy_preference": _read(root / "sys/devices/system/cpu/cpu0/cpufreq/energy_performance_preference"),
-        "power_source": _power_source(root),
+        "power_source": _power_source(),
         "platform_profile": _read(root / "sys/firmware/acpi/platform_profile"),
         "system": f"{platform.system()} {platform.release()}",
         "llama_cpp_python": _package_version("llama_cpp_python"),
@@ -168,35 +170,12 @@ def _cpu_features(root: Path) -> list[str]:
     return sorted({flag for flag in flags if _FEATURES.fullmatch(flag)})
 
 
-def _physical_cores(root: Path) -> int | None:
-    folders = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/topology")
-    cores = {(_read(f / "physical_package_id"), _read(f / "core_id")) for f in folders}
-    if cores:
-        return len(cores)
+def _power_source() -> str | None:
+    """`mains` or `battery`; None for a machine without a battery."""
     import psutil
 
-    count: int | None = psutil.cpu_count(logical=False)
-    return count
-
-
-def _memory_bytes(root: Path) -> int:
-    match = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo") or "", re.MULTILINE)
-    if match:
-        return int(match[1]) * 1024
-    import psutil
-
-    return int(psutil.virtual_memory().total)
-
-
-def _power_source(root: Path) -> str | None:
-    online = [
-        _read(supply / "online")
-        for supply in sorted((root / "sys/class/power_supply").glob("*"))
-        if _read(supply / "type") == "Mains"
-    ]
-    if not online:
-        return None
-    return "mains" if "1" in online else "battery"
+    battery = psutil.sensors_battery()
+    return None if battery is None else "mains" if battery.power_plugged else "battery"
 
 
 def _package_version(name: str) -> str | None:
