@@ -108,7 +108,7 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
         **asdict(load.attention),
     )
     placer = Placer.of_file(load.path, options)
-    llama = placer.llama(plan, progress=False)
+    llama = placer.llama(plan)
     placements = {placement.name: placement for placement in llama.plan.operators}
     return LoadedModel(
         device=llama.device,

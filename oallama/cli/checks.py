@@ -183,7 +183,7 @@ def _default_model_logits(device: str, gg: Callable[[Operator], float]) -> tuple
     on_cpu = unmeasured_cpu_record(placer.model, placer.operators, Workload(TOKENS, 0, 256, 64), 0)
     shares = tuple(OperatorPlacement(o.name, gg(o), 0.0, 1.0 - gg(o)) for o in placer.operators)
     plan = replace(on_cpu, device=device, operators=shares)
-    with placer.llama(plan, progress=False, logits_all=True) as llama:
+    with placer.llama(plan, logits_all=True) as llama:
         llama.eval(list(range(1, TOKENS + 1)))
         return llama.scores[:TOKENS].copy(), llama.memory.device_bytes
 

@@ -1,4 +1,4 @@
-"""A Placer: one model on one device of this machine, what was asked for; profile, affinities, plans and engines."""
+"""A Placer: one model on the devices of this machine, and its profile, affinities, plans and engines."""
 
 from __future__ import annotations
 
@@ -181,8 +181,7 @@ class Placer(ModelOnDevice):
         return list(search_report(self, phase, **options).operators)
 
     def price(self, plan: Plan, workload: Workload | None = None) -> Predicted:
-        """Predicted seconds of a plan, by the same prices as search, report and simulate. load: workload; None: the
-        plan's.
+        """Predicted seconds of a plan, by the same prices as search, report and simulate. workload: None: the plan's.
 
         Raises the same as simulate.
         """
@@ -191,7 +190,7 @@ class Placer(ModelOnDevice):
         return price(problem, workload or plan.workload, on.placed_on(plan, problem))
 
     def simulate(self, plan: Plan, workload: Workload | None = None, machine: Machine | None = None) -> Simulation:
-        """Simulate what the streams of a machine do while the plan runs (planner/simulate.py). load: workload; None:
+        """Simulate what the streams of a machine do while the plan runs (planner/simulate.py). workload: None:
         the plan's. machine: None: this machine, as measured.
 
         Raises PlanError for a plan of another model or device, ProfileError.
@@ -289,7 +288,7 @@ class Placer(ModelOnDevice):
             on_device, on_host, self.no_alloc_loads.taken(workload, placement, attention).device_free if own else 0
         )
 
-    def llama(self, plan: Plan, *, progress: bool = True, **arguments: Any) -> PlacedLlama:
+    def llama(self, plan: Plan, **arguments: Any) -> PlacedLlama:
         """Return a llama_cpp.Llama in this process, placed by the plan, for code built on llama-cpp-python, and for
         logits: with logits_all=True, llama.eval(tokens), then llama.scores. Without it llama.cpp has memory for the
         logits of a batch's last token alone. Use it in a `with` statement, or close it.
@@ -310,7 +309,6 @@ class Placer(ModelOnDevice):
             operators=self.operators,
             tensor_names=self.tensor_names,
             memory_known=memory_known,
-            progress=progress,
             arguments=arguments,
         )
 

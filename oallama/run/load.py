@@ -1,12 +1,10 @@
-"""Loading a model as a plan places it: progress shown, refusals told in one sentence; what it then holds."""
+"""Loads a model into this process as a plan places it; refusals are one sentence."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DeviceError, spoken
@@ -31,37 +29,20 @@ if TYPE_CHECKING:
     from oallama.run.placed_llama import PlacedLlama
 
 
-class LoadProgress:
-    """llama.cpp's progress callback: a bar on stderr where that is a terminal, and the way to stop a load.
+class LoadStop:
+    """Stops a load: llama.cpp's progress callback answers whether to go on. callback: for llama_model_params."""
 
-    `callback` goes into llama_model_params.
-    """
-
-    def __init__(self, name: str, n_bytes: int, show: bool) -> None:
+    def __init__(self) -> None:
         from llama_cpp import llama_cpp as api
 
         self._cancelled = False
-        self._bar: Any = None
-        if show and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=n_bytes, desc=f"load {name}", unit="B", unit_scale=True, leave=False, delay=0.3)
         self.callback = api.llama_progress_callback(self._on_progress)
 
     def cancel(self) -> None:
         """Ask the load to stop at its next step."""
         self._cancelled = True
 
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
     def _on_progress(self, share: float, user_data: Any) -> bool:
-        if self._bar is not None:
-            with contextlib.suppress(Exception):  # it could not cross the C caller, and a bar is no reason to stop
-                self._bar.update(int(share * self._bar.total) - self._bar.n)
-                if share >= 1:
-                    self._bar.close()  # what follows, such as a warm-up, is no part of it
         return not self._cancelled
 
 
@@ -73,13 +54,11 @@ def load_placed(
     operators: Sequence[Operator],
     tensor_names: Sequence[str],
     memory_known: bool = False,
-    progress: bool = True,
     arguments: Mapping[str, Any] | None = None,
 ) -> PlacedLlama:
     """Load a model as a plan says. options: device, threads, context, KV cache and attention; the plan's where they ask
     for nothing. memory_known: whether no_alloc_memory was asked of this load; else it is asked here, since native code
-    must not see a file first in this process. progress: a bar on stderr where that is a terminal. arguments: others of
-    llama_cpp.Llama.
+    must not see a file first in this process. arguments: others of llama_cpp.Llama.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
     memory), DeviceError, UsageError, BridgeError.
@@ -112,7 +91,7 @@ def load_placed(
             split = open_split(plan, places.placements, operators, model.n_layer, device.first)
             if split is not None:
                 held.callback(split.close)
-        llama = _load_llama(model, settings, device, split, progress, held, arguments or {})
+        llama = _load_llama(model, settings, device, split, held, arguments or {})
         llama.plan, shrunk = (plan, ()) if split is None else split.corrected(plan, operators)
         _compare(llama, split, device, (*places.warnings, *shrunk))
     except BaseException:
@@ -146,7 +125,6 @@ def _load_llama(
     settings: LoadSettings,
     device: OpenDevice,
     split: LoadedSplit | None,
-    show_progress: bool,
     held: contextlib.ExitStack,
     arguments: Mapping[str, Any],
 ) -> PlacedLlama:
@@ -160,12 +138,12 @@ def _load_llama(
 
     check_unchanged(model.files)
     bridge = load_bridge()
-    shows = contextlib.closing(LoadProgress(Path(model.path).name, model.file_bytes, show_progress))
-    with native_log(hold_interrupt=False) as log, shows as shown:
+    stop = LoadStop()
+    with native_log(hold_interrupt=False) as log:
         placement = ModelParams(settings, device_pointers(device.names), bridge, split.buft if split else 0)
         try:
-            with held_interrupt(shown.cancel):
-                llama = PlacedLlama.load(settings, placement, shown.callback, arguments)
+            with held_interrupt(stop.cancel):
+                llama = PlacedLlama.load(settings, placement, stop.callback, arguments)
                 llama.own(held, split)
             check_cache(settings, log.texts())
         except ValueError as error:

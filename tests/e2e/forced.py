@@ -66,7 +66,7 @@ class Forced:
         return self.placer.engine(self.plan, **options)
 
     def llama(self, **arguments: Any) -> PlacedLlama:
-        return self.placer.llama(self.plan, progress=False, **{"logits_all": True, **arguments})
+        return self.placer.llama(self.plan, **{"logits_all": True, **arguments})
 
     def changed(self, **fields: Any) -> Forced:
         """With another plan."""

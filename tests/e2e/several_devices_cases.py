@@ -34,7 +34,7 @@ def load(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
     """Bytes that each device holds under a plan, whose logits are stock llama.cpp's."""
     path, plan = request["path"], Plan.from_json(request["plan"])
     options = {**OPTIONS, "device": request.get("device", TWO)}
-    with Placer.load(path, **options).llama(plan, logits_all=True, progress=False) as llama:
+    with Placer.load(path, **options).llama(plan, logits_all=True) as llama:
         assert_stock(placed_logits(llama, TOKENS), path, TOKENS)
         return held(llama.buffers)
 

@@ -40,7 +40,7 @@ def plan(placer: Placer) -> Plan:
 def loaded(plan: Plan, **told: str) -> tuple[int, int, Attention]:
     """(flash_attn_type, type_k) of the context that a placer makes, and what is said of it."""
     placer = Placer.load(plan.model_path, device="none", threads=1, **told)  # type: ignore[arg-type]
-    with placer.llama(plan, progress=False) as llama:
+    with placer.llama(plan) as llama:
         llama.eval([1, 2, 3])
         return int(llama.context_params.flash_attn_type), int(llama.context_params.type_k), llama.attention
 

@@ -218,7 +218,7 @@ def test_a_policy_places_half_and_computes_the_same(policy: str, measured: Place
     total = sum(operator.bytes for operator in placer.operators)
     assert 0.2 * total < on_device <= 0.5 * total
     assert any(0 < placement.gg < 1 for placement in plan.operators) == (policy == "split")
-    with placer.llama(plan, progress=False, logits_all=True) as llama:
+    with placer.llama(plan, logits_all=True) as llama:
         assert nmse(placed_logits(llama, TOKENS), stock_logits(path, TOKENS)) <= bound("llama", "Q4_0")
         assert llama.warnings == ()
         assert llama.memory.device_bytes > 0

@@ -107,7 +107,7 @@ def test_make_model_writes_a_model_with_such_a_block_that_llama_cpp_runs(tmp_pat
     path = tmp_path / "mtp.gguf"
     main(["--like", "mtp-mini", "--type", "Q4_0", "-o", str(path)])
     placer = Placer.load(path, device="none", n_ctx=256)
-    with placer.llama(placer.plan("cpu", 3, 3, measure=False), progress=False, logits_all=True) as llama:
+    with placer.llama(placer.plan("cpu", 3, 3, measure=False), logits_all=True) as llama:
         llama.eval([1, 2, 3])
         assert np.isfinite(llama.scores[2]).all()
     block = MtpBlock(placer).placer

@@ -86,7 +86,7 @@ def test_drawn_values_are_finite_and_experts_distinct(models: Path) -> None:
     for on_host in ("no operator", "exps"):
         whole = [operator.name for operator in placer.operators if on_host not in operator.name]
         plan = placer.plan(Given(whole, placer.model.n_layer + 1), 512, 128, measure=False)
-        with placer.llama(plan, progress=False, logits_all=True) as llama:
+        with placer.llama(plan, logits_all=True) as llama:
             assert np.isfinite(placed_logits(llama, TOKENS)).all()
 
 

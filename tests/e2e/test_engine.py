@@ -71,7 +71,7 @@ def test_all_cpu_logits_are_bit_identical_to_stock(weight_type: str, tmp_path: P
 def test_with_llama_cpp_pythons_own_defaults_too(f16: Path) -> None:
     """Its default is no flash attention and micro-batches of 512; one batch holds all tokens then."""
     placer = Placer.load(f16, device="none", threads=1, n_ctx=N_CTX, n_ubatch=512, flash_attn="off")
-    with placer.llama(forced(f16).plan, progress=False, logits_all=True) as llama:
+    with placer.llama(forced(f16).plan, logits_all=True) as llama:
         assert np.array_equal(placed_logits(llama, TOKENS), stock_logits(f16, TOKENS, flash_attn=False, n_ubatch=512))
 
 

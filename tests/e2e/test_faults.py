@@ -398,7 +398,7 @@ def test_each_allocation_on_a_device_may_be_refused(kind: str, tmp_path: Path) -
             model, device=f"{CARD},fail_alloc={len(refused) + 1}", profile=profile, gpu_weights=0.3, threads=1
         )
         try:
-            with failing.llama(plan, progress=False, logits_all=True) as llama:
+            with failing.llama(plan, logits_all=True) as llama:
                 assert nmse(placed_logits(llama, TOKENS), wanted) <= QUANTISED_NMSE
             refused.append(False)
         except DeviceError as error:

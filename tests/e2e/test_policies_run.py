@@ -129,7 +129,7 @@ def test_a_plan_runs_as_planned_and_computes_what_stock_does(row: Row, models: P
     assert bool(hot) == (row.policy == "experts") and all(5 in experts for experts in hot.values())
     split = load_bridge().split()
     before = split.memory()
-    with placer.llama(plan, progress=False, logits_all=True) as llama:
+    with placer.llama(plan, logits_all=True) as llama:
         assert llama.warnings == ()
         assert llama.plan.operators == plan.operators
         held = split.memory()
@@ -184,7 +184,7 @@ def test_a_ring_of_one_slot(models: Path) -> None:
     assert plan.streaming is not None and plan.streaming.n_slots == 1
     streamed = [o.bytes * p.cg for o, p in zip(placer.operators, plan.operators, strict=True) if p.cg]
     assert len(streamed) > 4 and max(streamed) <= plan.streaming.ring_bytes < sum(streamed) / 2
-    with placer.llama(plan, progress=False, logits_all=True) as llama:
+    with placer.llama(plan, logits_all=True) as llama:
         assert_stock(placed_logits(llama, TOKENS), path, TOKENS)
         placed_logits(llama, [1, 2, 3])
         with counted() as decode:
@@ -205,7 +205,7 @@ def test_a_long_prompt_that_streams_gets_a_larger_micro_batch(tmp_path: Path) ->
     assert plan.predicted is not None and fixed.predicted is not None
     assert plan.predicted.total_s < fixed.predicted.total_s
     assert plan.memory.compute > fixed.memory.compute and plan.memory.spare >= 0
-    with placer.llama(Plan.from_json(plan.to_json()), progress=False, logits_all=True) as llama:
+    with placer.llama(Plan.from_json(plan.to_json()), logits_all=True) as llama:
         held = load_bridge().emulated().stats().device_bytes
         assert llama.context_params.n_ubatch == n_prompt
         assert_stock(placed_logits(llama, tokens), path, tokens, n_ctx=n_ctx, n_ubatch=512)
@@ -221,7 +221,7 @@ def test_a_block_that_only_predicts_further_tokens_takes_nothing(tmp_path: Path)
         placer = Placer.load(write_shape(tmp_path / f"{name}.gguf", made, "Q4_0"), device=REAL, threads=1)
         everything = [operator.name for operator in placer.operators]
         plan = placer.plan(Given(everything, made.n_layer + 1), 64, 16, 256, measure=False)
-        with placer.llama(plan, progress=False) as llama:
+        with placer.llama(plan) as llama:
             llama.eval([1, 2, 3])
             assert llama.warnings == ()
         held.append(plan.memory.weights_gpu + plan.memory.kv)

@@ -147,7 +147,7 @@ def test_a_card_that_would_slow_the_others_is_left_out_and_said(models: Path) ->
     first, second = (str(member.device) for member in placer.members)
     assert plan.device == first and plan.version == 2
     assert f"{second} is not used: with it no plan is predicted to be faster" in plan.notes
-    with placer.llama(plan, logits_all=True, progress=False) as llama:
+    with placer.llama(plan, logits_all=True) as llama:
         assert llama.device == "Emulated0"
         assert_stock(placed_logits(llama, TOKENS), path, TOKENS)
 
@@ -270,7 +270,7 @@ def test_stock_on_one_card_alone_that_wins_is_loaded_there(models: Path) -> None
     assert f"--device {first}" in made.sentence and found.plan.stock is not None
     tuned = tuned_plan(placer, ASKED)
     assert tuned is not None and tuned.plan.to_json() == found.plan.to_json()
-    with placer.llama(tuned.plan, progress=False) as llama:
+    with placer.llama(tuned.plan) as llama:
         assert llama.device == "Emulated0"
 
 

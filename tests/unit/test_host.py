@@ -108,7 +108,7 @@ def test_a_placer_uses_what_is_fastest_unless_the_user_says_a_count(tmp_path, mo
     assert not asked  # looking at a model measures nothing
     for _ in range(2):
         assert placer.threads == 1 and asked == [1, 2]
-    with placer.llama(cpu_plan(placer), progress=False) as llama:
+    with placer.llama(cpu_plan(placer)) as llama:
         assert llama.n_threads == 1
 
 

@@ -23,7 +23,7 @@ from oallama.device.native_log import native_log
 from oallama.placer import Placer
 from oallama.run.keeper import NAME as KEEPER
 from oallama.run.keeper import Keeper
-from oallama.run.load import LoadProgress
+from oallama.run.load import LoadStop
 from oallama.run.setup import release
 
 MODEL = Path(__file__).resolve().parents[2] / "models/oallama-stories-q4_0.gguf"
@@ -31,7 +31,7 @@ MODEL = Path(__file__).resolve().parents[2] / "models/oallama-stories-q4_0.gguf"
 
 def llama():
     placer = Placer.load(MODEL, device="none", threads=1)
-    return placer.llama(placer.plan("cpu", workload=placer.workload(8, 8), measure=False), progress=False)
+    return placer.llama(placer.plan("cpu", workload=placer.workload(8, 8), measure=False))
 
 
 @pytest.mark.parametrize("hold_interrupt", [True, False])
@@ -50,14 +50,14 @@ def test_a_ctrl_c_at_any_moment_gives_the_log_back(hold_interrupt):
 
 def test_a_ctrl_c_in_the_progress_callback_stops_the_load(monkeypatch):
     shares = []
-    on_progress = LoadProgress._on_progress
+    on_progress = LoadStop._on_progress
 
     def interrupted(self, share, user_data):
         signal.raise_signal(signal.SIGINT)
         shares.append(share)
         return on_progress(self, share, user_data)
 
-    monkeypatch.setattr(LoadProgress, "_on_progress", interrupted)
+    monkeypatch.setattr(LoadStop, "_on_progress", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llama()
     assert len(shares) == 1
