@@ -17,7 +17,6 @@ from oallama.cli.options import (
     model_argument,
     output_option,
     profile_option,
-    verbose_option,
 )
 from oallama.cli.output import busy, deliver, emit, json_text, show
 from oallama.cli.policy import PolicyName, PolicyOptions, note_unused, rules_options
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.report.operators import AffinityReport
-    from oallama.report.text import Words
 
 FORMATS = ("table", "json", "html")
 
@@ -67,7 +65,6 @@ FORMATS = ("table", "json", "html")
 @option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @option("--all", "every_row", is_flag=True, help="Print one line per operator.")
 @output_option("the report")
-@verbose_option
 def command(
     model: str,
     options: Options,
@@ -81,7 +78,6 @@ def command(
     as_json: bool,
     every_row: bool,
     output: str | None,
-    verbose: bool,
 ) -> None:
     """Show where each operator goes and why: the time it saves per byte of device memory.
 
@@ -97,7 +93,6 @@ def command(
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json cannot be combined with --format {form}", click.get_current_context())
     from oallama.placer import Placer
-    from oallama.report.text import PAPERS, PLAIN
 
     chosen = form or format_of(output)
     if as_json and chosen == "table":
@@ -108,15 +103,14 @@ def command(
     placer.drafter = step.drafter(placer)
     with busy("planning"):
         report = made_report(placer, workload, phase, policy, step)
-    words = PAPERS if verbose else PLAIN
     if as_json and output is not None:
-        emit(render(report, "json", every_row, words))
+        emit(render(report, "json", every_row))
     if chosen == "table" and output is None:
         from oallama.report.operators import report_tables
 
-        show(report_tables(report, every_row, words=words))
+        show(report_tables(report, every_row))
         return
-    deliver(render(report, chosen, every_row, words), output)
+    deliver(render(report, chosen, every_row), output)
 
 
 def made_report(
@@ -172,7 +166,7 @@ def format_of(output: str | None) -> str:
     return suffix if suffix in FORMATS else "table"
 
 
-def render(report: AffinityReport, form: str, every_row: bool, words: Words) -> str:
+def render(report: AffinityReport, form: str, every_row: bool) -> str:
     from oallama.report import operators, table
 
     if form == "json":
@@ -181,4 +175,4 @@ def render(report: AffinityReport, form: str, every_row: bool, words: Words) -> 
         from oallama.report.html import affinity_html
 
         return affinity_html(report)
-    return "\n".join(table.plain(t) for t in operators.report_tables(report, every_row, words=words))
+    return "\n".join(table.plain(t) for t in operators.report_tables(report, every_row))

@@ -217,7 +217,7 @@ ATTENTION = (type_k_option, type_v_option, flash_attention_option)
 CONTEXT = (context_option, batch_option, ubatch_option, *ATTENTION)
 
 gate_option = option(
-    "--gate/--no-gate", default=True, show_default=True, group=Group.PLACEMENT, advanced=True,
+    "--gate/--no-gate", default=True, show_default="on", group=Group.PLACEMENT, advanced=True,
     help="Policy auto: compare the best plan with stock llama.cpp once, and use it only if it is faster.",
 )  # fmt: skip
 
@@ -261,8 +261,6 @@ chart_option = option(
 )  # fmt: skip
 
 json_option = option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-
-verbose_option = option("--verbose", is_flag=True, help="Use the papers' terms: T_c, T_g, CC, CG, GG.")
 
 
 def output_option(what: str) -> Decorator:

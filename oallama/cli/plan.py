@@ -16,7 +16,6 @@ from oallama.cli.options import (
     output_option,
     profile_option,
     ubatch_option,
-    verbose_option,
 )
 from oallama.cli.output import busy, emit, emit_json, log, wrapped
 from oallama.cli.policy import PolicyOptions, note_unused, policy_options
@@ -35,7 +34,6 @@ from oallama.core.options import Options
 @projector_options
 @json_option
 @output_option("the plan as JSON")
-@verbose_option
 def command(
     model: str,
     policy: PolicyOptions,
@@ -48,7 +46,6 @@ def command(
     pictures: ProjectorOptions,
     as_json: bool,
     output: str | None,
-    verbose: bool,
 ) -> None:
     """Plan where each operator is stored and computed. -o writes the plan to a file for `oallama run --plan FILE`.
 
@@ -62,7 +59,6 @@ def command(
     """
     from oallama.placer import Placer
     from oallama.report.plan import plan_sentences
-    from oallama.report.text import PAPERS, PLAIN
 
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)
@@ -77,7 +73,7 @@ def command(
         log(f"wrote {output}")
     if as_json:
         emit_json(plan.to_json())
-    for sentence in plan_sentences(plan, placer.operators, PAPERS if verbose else PLAIN):
+    for sentence in plan_sentences(plan, placer.operators):
         if output is None and not as_json:
             emit(wrapped(sentence))
         else:

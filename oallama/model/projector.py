@@ -21,7 +21,6 @@ class Projector:
     pixels; n_patches: of it. n_ff: of a feed-forward network, with the gate that is multiplied in."""
 
     path: str
-    type: str
     weight_bytes: int
     edge: int
     n_patches: int
@@ -58,10 +57,8 @@ def read_projector(path: str | os.PathLike[str]) -> Projector:
         raise _fault(header, "clip.vision.patch_size", f"is {patch}, more than a picture's edge of {edge}")
     pixels = max(edge**2, _count(header, "image_max_pixels", edge**2, MOST**2))
     gated = any(tensor.name.endswith("ffn_gate.weight") for tensor in header.tensors)
-    kind = header.entries.get("clip.vision.projector_type") or header.entries.get("clip.projector_type")
     return Projector(
         str(Path(header.file.path)),
-        "unknown" if kind is None else str(kind.value),
         sum(tensor.n_bytes for tensor in header.tensors),
         max(edge, int(pixels**0.5)),
         pixels // patch**2,

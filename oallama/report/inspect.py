@@ -11,7 +11,6 @@ from oallama.core.types import DeviceInfo, ModelInfo, Operator
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import can_split
 from oallama.model.cut import cut_extent, cut_step
-from oallama.model.projector import Projector
 from oallama.report.table import WIDTH, Table, in_lines, table
 from oallama.report.text import model_title, percent, plural, printable, ranges_text, shape_text
 from oallama.stores.stored import DescribedModel, Fault
@@ -51,21 +50,6 @@ def model_lines(model: ModelInfo) -> tuple[str, ...]:
         ),
         f"vocabulary {model.n_vocab}, trained context {model.n_ctx_train}",
         f"file {printable(model.path, 400)}",
-    )
-
-
-def projector_document(projector: Projector) -> dict[str, Any]:
-    """`projector` of the JSON of `inspect`. plain_compute_bytes: without flash attention."""
-    with_flash, plain = projector.compute_bytes(True), projector.compute_bytes(False)
-    return {**asdict(projector), "compute_bytes": with_flash, "plain_compute_bytes": plain}
-
-
-def projector_line(projector: Projector) -> str:
-    weights, compute = format_bytes(projector.weight_bytes), format_bytes(projector.compute_bytes(True))
-    plain = format_bytes(projector.compute_bytes(False))
-    return (
-        f"vision projector {printable(projector.type)}: {weights}, and {compute} to encode a picture of "
-        f"{projector.edge} x {projector.edge} ({plain} with -fa off)"
     )
 
 

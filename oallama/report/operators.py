@@ -29,7 +29,6 @@ from oallama.report.slices import ring_text, slices_table, tokens_text
 from oallama.report.table import WIDTH, Table, table
 from oallama.report.text import (
     PLAIN,
-    Words,
     device_name,
     model_title,
     percent,
@@ -69,7 +68,8 @@ class AffinityReport:
 
     @property
     def places(self) -> dict[str, str]:
-        """Where each operator is, by name; of several devices with the number of its layer's, counted from 0."""
+        """The place of each operator by name; with several devices followed by the number, from 0, of its layer's
+        device."""
         numbers = {layer: number for number, one in enumerate(self.devices) for layer in range(*one.layers)}
         first = next((number for number, one in enumerate(self.devices) if one.memory is not None), 0)
 
@@ -85,18 +85,13 @@ FOLD_ABOVE = 40
 """Reports with more operators than this are folded to one line per role and backend unless every row is asked for."""
 
 
-def legend(words: Words) -> str:
+def legend() -> str:
     """The sentence that explains the columns of times."""
-    cpu, card, transfers = words.times
+    cpu, card, transfers = PLAIN.times
     return (
         f"{cpu}, {card}, {transfers}, saved: µs per operator; saved: {cpu} - {card} - {transfers}; affinity: saved "
         "for each byte of the card's memory, scaled to 0..1."
     )
-
-
-def times_headings(words: Words) -> str:
-    """Headings of the columns of times."""
-    return "".join(f">{name} |" for name in words.times) + ">saved |>affinity"
 
 
 def as_run(report: AffinityReport) -> AffinityReport:
@@ -174,20 +169,20 @@ def zero_text(rows: Sequence[Affinity]) -> str:
     return "No operator saves time on the device."
 
 
-def affinity_tables(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> tuple[Table, ...]:
+def affinity_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
     """Operators in rank order; folded by role and backend when there are many and `every_row` is false. A second table
     says then which they are."""
     shown, ranked = as_run(report), ranked_places(report)
     place_of = shown.places
     places = ("run", "oato") if ranked else ("on",)
-    on = " |".join(places)
+    on, times = " |".join(places), " |".join(f">{name}" for name in (*PLAIN.times, "saved", "affinity"))
     if every_row or len(report.operators) <= FOLD_ABOVE:
         rows = [
             (str(o.rank), printable(o.name), place_of[o.name], *([ranked[o.name]] if ranked else []), *_times(o),
              affinity_text(o, *2 * (f"{o.affinity:.3f}",)))
             for o in shown.operators
         ]  # fmt: skip
-        return (table(_title(report), f">rank |operator |{on} |{times_headings(words)}", rows, width=WIDTH),)
+        return (table(_title(report), f">rank |operator |{on} |{times}", rows, width=WIDTH),)
     folded = fold(shown.operators, ranked, place_of)
     names_of = [
         (line.backend, *([line.ranked] if line.ranked else []), printable(line.role), printable(line.type))
@@ -208,7 +203,7 @@ def affinity_tables(report: AffinityReport, every_row: bool = False, words: Word
     ]
     footer = (_folded_text(report, folded),)
     return (
-        table(_title(report), f"{on} |operator |type |>bytes |{times_headings(words)}", numbers, footer, WIDTH),
+        table(_title(report), f"{on} |operator |type |>bytes |{times}", numbers, footer, WIDTH),
         table("Which operators", f"{on} |operator |type |>count |layers |ranks", which, width=WIDTH),
     )
 
@@ -254,7 +249,7 @@ def convergence_text(report: AffinityReport) -> str:
 
 
 def predicted_by(plan: Plan) -> Predicted:
-    """Of a plan in a report, which is priced (placer/report.py)."""
+    """The prediction of a plan in a report, which always has one (placer/report.py)."""
     assert plan.predicted is not None
     return plan.predicted
 
@@ -361,9 +356,9 @@ def range_text(begin: int, end: int, n_layer: int) -> str:
     return ", ".join(filter(None, [blocks, "output" if begin <= n_layer < end else ""])) or "-"
 
 
-def times_by_device(report: AffinityReport, words: Words = PLAIN) -> Table:
+def times_by_device(report: AffinityReport) -> Table:
     """Times of operators alike on each of several devices, side by side."""
-    cpu, card, transfers = words.times
+    cpu, card, transfers = PLAIN.times
     columns = "".join(f" |>{card} {n} |>{transfers} {n} |>saved {n}" for n in range(len(report.devices)))
     return table("Times by device", f"operator |type |>{cpu}{columns}", side_by_side(report), width=WIDTH)
 
@@ -386,33 +381,33 @@ def side_by_side(report: AffinityReport) -> list[tuple[str, ...]]:
     return rows
 
 
-def report_tables(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> tuple[Table, ...]:
+def report_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
     """The whole report: ranked operators, the memory breakdown where there is a device, and whether it was worth it,
     with the sentences below the last."""
     shown = as_run(report)
     sentences = (
-        legend(words),
+        legend(),
         zero_text(report.operators),
         convergence_text(report),
         *filter(None, [run_text(report)]),
         predicted_text(predicted_by(shown.plan)),
         *filter(None, [measured_text(report)]),
-        *streaming_sentences(shown, words),
+        *streaming_sentences(shown),
         *map(printable_sentence, shown.plan.notes),
     )
-    ranked = (*affinity_tables(report, every_row, words), *filter(None, [slices_table(shown.operators, words)]))
+    ranked = (*affinity_tables(report, every_row), *filter(None, [slices_table(shown.operators)]))
     memory_breakdown = [memory_table(shown)] if shown.plan.memory.capacity > 0 else []
     if shown.devices:
-        memory_breakdown = [times_by_device(shown, words), devices_table(shown)]
+        memory_breakdown = [times_by_device(shown), devices_table(shown)]
     tables = (*ranked, *memory_breakdown, *([compared_table(report)] if report.baselines else []))
     return (*tables[:-1], replace(tables[-1], footer=tables[-1].footer + sentences))
 
 
-def streaming_sentences(report: AffinityReport, words: Words = PLAIN) -> tuple[str, ...]:
+def streaming_sentences(report: AffinityReport) -> tuple[str, ...]:
     """Sentences about the decode step, streamed weights, and the tokens that they are streamed for."""
     streamed_bytes, plan = sum(row.placement.cg * row.bytes for row in report.operators), report.plan
-    ring = [ring_text(streamed_bytes, plan.streaming, words)] if streamed_bytes or plan.token_assignment else []
-    tokens = [tokens_text(plan.token_assignment, plan.streaming, words)] if plan.token_assignment else []
+    ring = [ring_text(streamed_bytes)] if streamed_bytes or plan.token_assignment else []
+    tokens = [tokens_text(plan.token_assignment)] if plan.token_assignment else []
     step = step_text(plan.workload.step, plan.draft)
     return (*filter(None, [step]), *(f"{text[0].upper()}{text[1:]}." for text in (*ring, *tokens)))
 

@@ -13,7 +13,7 @@ from oallama.plan.plan import Plan
 from oallama.plan.split import hot_bytes
 from oallama.report.operators import predicted_text, printable_sentence, step_text, weights_text
 from oallama.report.slices import percent_text, ring_text, tokens_text
-from oallama.report.text import PLAIN, Words, device_name, plural, policy_on, printable
+from oallama.report.text import PLAIN, device_name, plural, policy_on, printable
 
 
 def weights_on_device(record: Plan, operators: Sequence[Operator]) -> tuple[int, int]:
@@ -33,7 +33,7 @@ def where_text(record: Plan, operators: Sequence[Operator]) -> str:
     return f"{100 - gpu}%/{gpu}% CPU/GPU"
 
 
-def plan_sentences(record: Plan, operators: Sequence[Operator], words: Words = PLAIN) -> tuple[str, ...]:
+def plan_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
     """Policy and placement, prediction, what is streamed, and the planner's notes."""
     on_device, total = weights_on_device(record, operators)
     whole, split = record.n_on("GPU"), record.n_on("split")
@@ -47,9 +47,7 @@ def plan_sentences(record: Plan, operators: Sequence[Operator], words: Words = P
     times = (predicted_text(record.predicted),) if record.predicted else ()
     notes = (printable_sentence(note) for note in record.notes)
     step = filter(None, [step_text(record.workload.step, record.draft)])
-    return (
-        place, *device_sentences(record, operators), *times, *step, *slice_sentences(record, operators, words), *notes
-    )  # fmt: skip
+    return (place, *device_sentences(record, operators), *times, *step, *slice_sentences(record, operators), *notes)
 
 
 def device_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
@@ -80,17 +78,17 @@ def layers_text(begin: int, end: int) -> str:
     return f"layer {begin}" if end == begin + 1 else f"layers {begin}-{end - 1}"
 
 
-def slice_sentences(record: Plan, operators: Sequence[Operator], words: Words) -> tuple[str, ...]:
+def slice_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
     """Empty for a plan without streams."""
     placed = record.pairs(operators)
     streamed = [(operator, placement) for operator, placement in placed if placement.cg > 0]
     if not streamed and not record.token_assignment:
         return ()
-    ring = ring_text(sum(p.cg * o.bytes for o, p in streamed), record.streaming, words)
+    ring = ring_text(sum(p.cg * o.bytes for o, p in streamed))
     rates = "; ".join(_rates(placed))
-    sentences = [ring, f"divided, {words.cut}: {rates}"] if rates else [ring]
+    sentences = [ring, f"divided, {PLAIN.cut}: {rates}"] if rates else [ring]
     if record.token_assignment:
-        sentences.append(tokens_text(record.token_assignment, record.streaming, words))
+        sentences.append(tokens_text(record.token_assignment))
     return tuple(sentences)
 
 

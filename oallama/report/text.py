@@ -97,8 +97,8 @@ def model_title(model: ModelInfo) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """times: of an operator on the CPU, on the card, and of its transfers. cut: heading of shares of a weight; means:
-    sentence below it."""
+    """Terms of the reports. times: of an operator on the CPU, on the card, and of its transfers. cut: heading of the
+    shares of a weight; means: sentence below it."""
 
     times: tuple[str, str, str]
     cut: str
@@ -109,7 +109,4 @@ PLAIN = Words(
     ("CPU", "card", "transfers"),
     "CPU/copied/card",
     "CPU/copied/card: share of a weight on the CPU, copied to the card when needed, and on the card.",
-)
-PAPERS = Words(
-    ("T_c", "T_g", "T'"), "CC/CG/GG", "CC: computed by the CPU; CG: streamed to the device; GG: on the device."
 )

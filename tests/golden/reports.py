@@ -33,7 +33,6 @@ from oallama.report.placement import placement_document, placement_html
 from oallama.report.plan import plan_sentences
 from oallama.report.simulate import SimulationSetting, simulate_chart, simulate_tables
 from oallama.report.table import Table, plain
-from oallama.report.text import PAPERS, PLAIN, Words
 from oallama.report.what_if import what_if_chart, what_if_document, what_if_foot, what_if_head, what_if_line
 
 FOLDER = Path(__file__).parent / "report"
@@ -107,7 +106,7 @@ NOTHING = MemoryBreakdown(
 def affinities() -> Iterator[tuple[str, str]]:
     yield "affinity-dense.txt", text_of(*report_tables(records.dense()))
     yield "affinity-moe.txt", text_of(*report_tables(records.moe()))
-    yield "affinity-all.txt", text_of(*report_tables(mixed(), every_row=True, words=PAPERS))
+    yield "affinity-all.txt", text_of(*report_tables(mixed(), every_row=True))
     yield "affinity-run.txt", (run := text_of(*report_tables(ran())))
     yield "affinity-run-measured.diff", changes(run, text_of(*report_tables(ran(measured=True))))
     yield "affinity-run-stock.diff", changes(run, text_of(*report_tables(ran("fit"))))
@@ -158,11 +157,8 @@ def plans() -> Iterator[tuple[str, str]]:
         "of the CPU": some_plan([placed(op.name) for op in OPERATORS], device="none"),
     }
     lines = []
-    words: Words
     for name, plan in told.items():
-        for words in (PLAIN, PAPERS):
-            lines += [f"# {name}, {'plain words' if words is PLAIN else 'words of the papers'}"]
-            lines += [*plan_sentences(plan, OPERATORS, words), ""]
+        lines += [f"# {name}", *plan_sentences(plan, OPERATORS), ""]
     yield "plan.txt", "\n".join(lines)
 
 

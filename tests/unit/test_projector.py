@@ -19,8 +19,8 @@ from oallama.core.units import MIB
 from oallama.model.projector import Projector, read_projector
 from oallama.planner.memory import vram_beside
 
-VIT_L = Projector("l.gguf", "mlp", 0, 336, 24**2, 1024, 4096, 16)
-SIGLIP = Projector("s.gguf", "mlp", 0, 896, 64**2, 1152, 4304, 16)
+VIT_L = Projector("l.gguf", 0, 336, 24**2, 1024, 4096, 16)
+SIGLIP = Projector("s.gguf", 0, 896, 64**2, 1152, 4304, 16)
 
 
 @pytest.mark.parametrize(
