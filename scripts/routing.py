@@ -57,11 +57,6 @@ class RoutingDraw:
     seed: int = 0
 
 
-def zipf_shares(n_expert: int, exponent: float) -> tuple[float, ...]:
-    """Traffic in proportion to rank^-exponent."""
-    return _normalised([rank**-exponent for rank in range(1, n_expert + 1)])
-
-
 def curve_shares(n_expert: int, points: Sequence[tuple[float, float]]) -> tuple[float, ...]:
     """Traffic of a concentration curve, straight between its points (share of experts, share of traffic).
 
@@ -77,7 +72,7 @@ def curve_shares(n_expert: int, points: Sequence[tuple[float, float]]) -> tuple[
         raise ValueError("a curve begins with the most used experts: its slope must not grow")
     experts, carried = [x for x, _ in whole], [y for _, y in whole]
     quantiles = np.interp(np.linspace(0, 1, n_expert + 1), experts, carried)
-    return _normalised(np.diff(quantiles).tolist())
+    return tuple(np.diff(quantiles).tolist())
 
 
 def draw(drawing: RoutingDraw) -> dict[int, list[Row]]:
@@ -146,11 +141,6 @@ def _symmetric(odds: Floats, n_used: int) -> Floats:
     return table
 
 
-def _normalised(values: Sequence[float]) -> tuple[float, ...]:
-    total = sum(values)
-    return tuple(value / total for value in values)
-
-
 def traced(path: Path, n_layer: int | None, n_skip: int) -> dict[int, list[Row]]:
     """Rows of the conversations of an .npz, one behind the other, of the first layers, without the first tokens. Raises
     ValueError if it has none."""
@@ -196,7 +186,7 @@ def read_routing(path: Path) -> dict[int, list[Row]]:
 
 
 def first_and_second(routing: Routing) -> tuple[Routing, Routing]:
-    """Each layer's tokens in halves. Raises ValueError if a half has none."""
+    """Halve each layer's tokens. Raises ValueError if a half has none."""
     if any(len(rows) < 2 for rows in routing.values()):
         raise ValueError("each layer needs at least two tokens for two halves")
     cuts = {layer: len(rows) // 2 for layer, rows in routing.items()}
@@ -207,8 +197,8 @@ def first_and_second(routing: Routing) -> tuple[Routing, Routing]:
 
 
 def counts_of(routing: Routing, fingerprint: str, n_layer: int, n_expert: int, n_used: int) -> Counts:
-    """Of a model's layers, as decode and as prompts of 256 tokens alike, in two recordings. Raises ValueError for rows
-    of another model."""
+    """Count the rows of a model's layers, both as decode and as prompts of 256 tokens, in two recordings. Raises
+    ValueError for rows of another model."""
     own = {layer: rows for layer, rows in routing.items() if layer < n_layer}
     if not own or any(len(row) != n_used or max(row) >= n_expert for rows in own.values() for row in rows):
         raise ValueError(f"the file is not from a model with {n_expert} experts, {n_used} per token")
@@ -248,9 +238,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("--layers", "--experts", "--used"):
         made.add_argument(name, type=int, required=True)
     made.add_argument("--tokens", type=int, default=1000, help="default 1000")
-    how = made.add_mutually_exclusive_group(required=True)
-    how.add_argument("--zipf", type=float, metavar="S", help="traffic in proportion to rank^-S; 0: equal")
-    how.add_argument("--curve", metavar="E%=T%,…", help="the most used E %% of the experts carry T %% of the traffic")
+    made.add_argument(
+        "--curve", required=True, metavar="E%=T%,…", help="the most used E %% of the experts carry T %% of the traffic"
+    )
     made.add_argument("--seed", type=int, default=0)
     made.set_defaults(run=_draw)
     kept = commands.add_parser("keep", help="count the first half as a model's traffic; write the second")
@@ -279,15 +269,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _draw(options: argparse.Namespace) -> None:
     if min(options.layers, options.experts, options.used, options.tokens) < 1:
         raise ValueError("--layers, --experts, --used and --tokens must be at least 1")
-    by_curve = options.curve is not None
-    shares = (
-        curve_shares(options.experts, _points(options.curve))
-        if by_curve
-        else zipf_shares(options.experts, options.zipf)
-    )
+    shares = curve_shares(options.experts, _points(options.curve))
     drawing = RoutingDraw(options.layers, shares, options.used, options.tokens, options.seed)
-    remark = f"drawn: {f'curve {options.curve}' if by_curve else f'zipf {options.zipf:g}'}"
-    write_routing(options.output, draw(drawing), f"{remark}, seed {options.seed}")
+    write_routing(options.output, draw(drawing), f"drawn: curve {options.curve}, seed {options.seed}")
 
 
 def _keep(options: argparse.Namespace) -> None:
@@ -304,7 +288,7 @@ def _traces(options: argparse.Namespace) -> None:
 
 
 def _points(text: str) -> list[tuple[float, float]]:
-    """Of 25%=74%,50%=91%. Raises ValueError."""
+    """Parse 25%=74%,50%=91%. Raises ValueError."""
     points = []
     for item in text.split(","):
         experts, _, carried = item.partition("=")

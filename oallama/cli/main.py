@@ -59,21 +59,6 @@ START_PAGE = {
 
 COMMANDS = {name: text for commands in START_PAGE.values() for name, text in commands.items()}
 
-OTHER_WORDS = {
-    "show": "`oallama inspect MODEL` shows a model",
-    "info": "`oallama inspect MODEL` shows a model",
-    "ls": "`oallama list` lists models",
-    "models": "`oallama list` lists models",
-    "download": "`oallama pull USER/REPO` downloads a model",
-    "rm": "`oallama inspect MODEL` names the file to delete",
-    "ps": "only `oallama serve` keeps a model loaded; it prints the address of a page that shows it",
-    "stop": "Ctrl-C ends `oallama serve`",
-    "generate": "`oallama run MODEL PROMPT` answers a prompt",
-    "report": "`oallama affinity-report MODEL` shows where operators go",
-    "help": "`oallama COMMAND --help` shows the options of a command",
-}
-"""Commands of other programs, and oallama's equivalents."""
-
 DEBUG_VARIABLE = "OALLAMA_DEBUG"
 
 SPINS = 5000
@@ -141,16 +126,14 @@ class LazyGroup(click.Group):
 
 
 def _meant(word: str, args: list[str]) -> str:
-    """Suggest a command for an unknown word: a model or a prompt to run, another program's command, or a misspelt
-    command. Returns "" without a suggestion."""
+    """Suggest a command for an unknown word: a model or a prompt to run, or a misspelt command. Returns "" without a
+    suggestion."""
     from difflib import get_close_matches
 
     from oallama.cli.prompt import is_model
 
     if " " in word or is_model(word):
         return f"to run it: {shlex.join(['oallama', 'run', *args])}"
-    if word in OTHER_WORDS:
-        return OTHER_WORDS[word]
     close = get_close_matches(word, COMMANDS, 1)
     return f"did you mean `oallama {close[0]}`?" if close else ""
 

@@ -29,13 +29,19 @@ from oallama.run.batch import Batch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from routing import RoutingDraw, counts_of, draw, first_and_second, zipf_shares
+from routing import RoutingDraw, counts_of, draw, first_and_second
 from routing import write_routing as write_ids
 
 pytestmark = pytest.mark.usefixtures("kept_engines")
 
 PROMPT = [int(token) for token in np.random.default_rng(11).integers(0, 300, 150)]
 N_EXPERT, N_LAYER = 8, 4
+
+
+def zipf_shares(exponent: float) -> tuple[float, ...]:
+    """Traffic of each expert in proportion to rank^-exponent."""
+    traffic = [rank**-exponent for rank in range(1, N_EXPERT + 1)]
+    return tuple(each / sum(traffic) for each in traffic)
 
 
 def given_ids(path: Path, decoded: Sequence[int]) -> dict[int, list[npt.NDArray[np.int32]]]:
@@ -140,7 +146,7 @@ def test_what_has_no_experts_is_not_counted(words: tuple[str, ...], models: Path
 def test_the_device_follows_a_file_and_begins_again_behind_its_end(models: Path, tmp_path: Path) -> None:
     """Each layer's tokens in their order, over several graphs; rows of 7 end in the middle of a prompt. Experts are on
     the host, where they are counted. What llama-server tries when it has loaded the model comes first: two tokens."""
-    rows = draw(RoutingDraw(N_LAYER, zipf_shares(N_EXPERT, 0.5), 2, 7))
+    rows = draw(RoutingDraw(N_LAYER, zipf_shares(0.5), 2, 7))
     write_ids(tmp_path / "ids.txt", rows, "seven tokens")
     device = f"emulated:vram=1GiB,scale=1,values=drawn,routing={tmp_path / 'ids.txt'}"
     placer = Placer.load(written(models, "llama-moe", n_layer=N_LAYER), device=device, threads=1)
@@ -164,7 +170,7 @@ def test_later_traffic_hits_as_often_as_promised(models: Path, tmp_path: Path, m
     monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path / "cache"))
     path = written(models, "qwen3moe", weight_type="F16", n_layer=N_LAYER)
     model = Placer.load(path, device="none").model
-    first, second = first_and_second(draw(RoutingDraw(N_LAYER, zipf_shares(N_EXPERT, 1.0), model.n_expert_used, 1200)))
+    first, second = first_and_second(draw(RoutingDraw(N_LAYER, zipf_shares(1.0), model.n_expert_used, 1200)))
     counts = counts_of(first, model.fingerprint, N_LAYER, N_EXPERT, model.n_expert_used)
     write_routing(counts)
     write_ids(tmp_path / "later.txt", second, "the second half")

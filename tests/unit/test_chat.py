@@ -272,10 +272,10 @@ def test_retry_draws_anew_undo_takes_back_clear_forgets(chat, capsys):
 
 def test_what_is_set_reaches_the_engine(chat, capsys):
     session, say = chat()
-    say("/set temperature 0", "/set parameter seed 7", '/set stop "\\n"', "/set stop END", "/set n 5", "hello")
+    say("/set temperature 0", "/set seed 7", '/set stop "\\n"', "/set stop END", "/set n 5", "hello")
     (drawn,) = session.engine.drawn
     assert (drawn["temperature"], drawn["seed"], drawn["stop"]) == (0, 7, ("\n", "END"))
-    say("/set format json", "x", "/set noformat", "y", '/set grammar root ::= "a"', "z")
+    say("/set format json", "x", "/set format text", "y", '/set grammar root ::= "a"', "z")
     say("/set grammar none", "/set stop none", "w")
     grammars = [(drawn["grammar"], drawn["json_schema"]) for drawn in session.engine.drawn[1:]]
     assert grammars == [(None, "{}"), (None, None), ('root ::= "a"', None), (None, None)]
@@ -291,7 +291,7 @@ def test_verbose_shows_the_rate_beside_the_predicted_one(chat, capsys):
     session, say = chat("one", "two")
     say("a")
     assert capsys.readouterr().err == ""
-    say("/set verbose", "b", "/set quiet", "/show speeds")
+    say("/set verbose", "b", "/set verbose off", "/show speeds")
     lines = capsys.readouterr().err.splitlines()
     assert lines[1].endswith("tokens (2 cached), 0.50 s · answer 3 tokens, 10.0 tokens/s (11.1 predicted)")
     assert lines[3] == "last answer: " + lines[1]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from oallama.cli.chat.session import ChatSession
-from oallama.cli.chat.settings import MEANINGS, changed, setting_name
+from oallama.cli.chat.settings import MEANINGS, changed, check_setting
 from oallama.cli.output import log, write_file
 from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
@@ -77,15 +77,12 @@ def _leave(_session: ChatSession, _argument: str) -> None:
 
 
 def _set(session: ChatSession, argument: str) -> None:
-    word, _, text = argument.partition(" ")
-    if word == "parameter":  # as ollama says it
-        word, _, text = text.strip().partition(" ")
-    if not word:
+    name, _, text = argument.partition(" ")
+    if not name:
         _show(session, "settings")
         return
-    if word in ("quiet", "noformat"):
-        word, text = {"quiet": ("verbose", "off"), "noformat": ("format", "text")}[word]
-    name, value = setting_name(word), unquoted(text)
+    check_setting(name)
+    value = unquoted(text)
     if name == "system":
         session.begin(replace(session.conversation, system=None if value in ("", "none") else value))
         log("the system prompt is set" if session.conversation.system else "no system prompt now")
@@ -242,7 +239,7 @@ COMMANDS = {
     "/bye": SlashCommand(_leave, "", "leave"),
 }
 
-OTHER_NAMES = {"/help": "/?", "/": "/?", "/exit": "/bye", "/quit": "/bye", "/parameters": "/set"}
+OTHER_NAMES = {"/help": "/?", "/": "/?", "/exit": "/bye", "/quit": "/bye"}
 
 
 QUOTES = '"""'

@@ -58,20 +58,13 @@ MEANINGS = {
     "verbose": "on: show measured and predicted tokens/s after each answer",
 }
 
-ALIASES = {
-    "temp": "temperature", "num_predict": "n", "n_predict": "n", "predict": "n", "json": "format", "schema": "format",
-}  # fmt: skip
-"""Names of settings in other programs."""
 
-
-def setting_name(word: str) -> str:
-    """The name of a setting. Raises UsageError that suggests the most similar name."""
-    name = ALIASES.get(word, word)
+def check_setting(name: str) -> None:
+    """Raises UsageError for an unknown setting, with the most similar name."""
     if name not in MEANINGS:
-        closest = difflib.get_close_matches(word, [*MEANINGS, *ALIASES], 1)
+        closest = difflib.get_close_matches(name, MEANINGS, 1)
         meant = f"did you mean {closest[0]}?" if closest else "/set lists them"
-        raise UsageError(f"unknown setting {word}; {meant}")
-    return name
+        raise UsageError(f"unknown setting {name}; {meant}")
 
 
 def changed(settings: ChatSettings, name: str, text: str) -> ChatSettings:
