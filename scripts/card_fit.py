@@ -113,7 +113,7 @@ def loss(off: Vector) -> float:
 
 
 def rows_of(machine: Machine, runs: Sequence[PublishedRun], models: Mapping[str, CardModel]) -> list[Row]:
-    """Every run with its prediction."""
+    """List each run with its prediction."""
     predictor = Predictor(machine, models, runs)
     return [{**asdict(run), **{f"{phase}_tps_predicted": predictor(run, phase) for phase in PHASES}} for run in runs]
 
@@ -230,8 +230,8 @@ def _read(options: argparse.Namespace) -> tuple[list[PublishedRun], dict[str, Ca
 
 
 def chosen(runs: Sequence[PublishedRun], contexts: Sequence[int], every: int) -> list[PublishedRun]:
-    """Of each model, context and micro-batch every Nth -ngl value, counted from the largest: all layers on the device
-    is among them."""
+    """Choose every Nth -ngl value of each model, context and micro-batch, from the largest down, so that all layers on
+    the device is among them."""
     values: dict[tuple[str, int, int], set[int]] = {}
     for run in runs:
         values.setdefault((run.model, run.context, run.ubatch), set()).add(run.ngl)

@@ -222,7 +222,7 @@ def profile_of(machine: str, name: str) -> Profile:
 
 
 def _of_model(profile: Profile, of: ModelHeader) -> Profile:
-    """Without what was measured for other models in the same store."""
+    """The profile without what was measured for other models in the same store."""
     info, wanted = of.model, {operator.mul_mat for operator in of.operators}
     heads = (info.n_embd, info.n_head, info.n_head_kv)
     return replace(
@@ -233,7 +233,7 @@ def _of_model(profile: Profile, of: ModelHeader) -> Profile:
 
 
 def _repacked(profile: Profile) -> Profile:
-    """With a second, faster layout of the CPU."""
+    """The profile with a second, faster layout of the CPU."""
     own = [c for c in profile.cases if c.device == CPU_DEVICE and c.mul_mat.type in REPACK_TYPES]
     return replace(
         profile,

@@ -280,7 +280,7 @@ def _sentences(rows: Sequence[Row]) -> list[str]:
 
 
 def _refusals(rows: Sequence[Row]) -> list[str]:
-    """Each reason once, with the rows that it holds for."""
+    """List each reason once, with the rows that it holds for."""
     by_reason: dict[str, list[str]] = {}
     for row in rows:
         if row["ratio_refused"]:

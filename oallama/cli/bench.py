@@ -227,8 +227,8 @@ request_options = as_record(
 @option(
     "--arms", type=parsed(parse_names), metavar="A,B,…", group=Group.COMPARED, show_default="stock-best,auto",
     help="Policies, plans (*.json), stock-cpu, -ngl, -fit, -ncmoe.\f Ratios are to the first arm. The suffix -ubN "
-    "sets a micro-batch of N tokens, @N is stock on the N-th of several devices alone. Without a device the default is "
-    "stock-cpu,auto, of several stock-fit over all, over each, and auto.",
+    "sets a micro-batch of N tokens; @N runs stock llama.cpp on device N alone, counted from 0. The default without a "
+    "device is stock-cpu,auto; with several devices stock-fit over all, stock-fit on each, and auto.",
 )  # fmt: skip
 @test_options
 @option(

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 count_experts_option = option(
     "--count-experts", is_flag=True, group=Group.PLACEMENT, advanced=True,
-    help="Count which experts of a mixture-of-experts model the answers use: the next load begins with the most used "
-    "on the device, and plans know what sets that follow the conversation serve of this model. No text is kept.",
+    help="Count which experts of a mixture-of-experts model the answers use. The next load begins with the most used "
+    "on the device, and plans use the counted hit rates. No text is kept.",
 )  # fmt: skip
 """The command gets `count_experts`."""
 

@@ -73,8 +73,8 @@ server_options = as_record(
            group=Group.SERVER, help="Number of requests computed at the same time; they share the context."),
     option("--pooling", type=click.Choice(POOLINGS), default="mean", show_default=True,
            metavar="|".join(POOLINGS), group=Group.SERVER, advanced=True,
-           help="Pooling for /v1/embeddings; model: as in the GGUF; none: no embeddings.\f They take memory: of a plan "
-           "that is given, or was measured, what it leaves."),
+           help="Pooling for /v1/embeddings; model: as in the GGUF; none: no embeddings.\f Embeddings need device "
+           "memory; with a given or a measured plan they are offered only if it leaves enough."),
     option("-cram", "--cache-ram", "cache_mib", type=count(-1), metavar="MIB", group=Group.SERVER, advanced=True,
            show_default="8192, or what the model leaves free in host memory",
            help="Host memory for the cache of earlier prompts; 0: none, -1: no limit."),

@@ -119,9 +119,9 @@ def n_layer_of(operators: Iterable[Operator]) -> int:
 
 
 LEAST_SPREAD, SPREAD_EXPERTS = 0.25, 32
-"""Shape of that distribution: 0.25 for 128 experts and more, where it was found in published runs (docs/real-card.md;
-512 tokens then need 90 of 128, and ggml-org/llama.cpp pull request 15346 shows 72 to 95). Of fewer experts nothing was
-found, and 8 are known to be used nearly alike."""
+"""Shape of the distribution in MulMat.use_spread: 0.25 for 128 experts and more, where it was found in published runs
+(docs/real-card.md; 512 tokens then need 90 of 128, and ggml-org/llama.cpp pull request 15346 shows 72 to 95). Of fewer
+experts nothing was found, and 8 are known to be used nearly alike."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,8 @@ class SplitBlock:
         return self.summed if saved >= SUM_BYTES else 1
 
     def upload_bytes(self, gg: int, n_tokens: int, n_batch: int | None = None) -> int:
-        """For n_tokens tokens of a batch of n_batch (None: of as many). To add up takes the routing weights."""
+        """Bytes sent for n_tokens tokens of a batch of n_batch (None: n_tokens). Adding up rows takes the routing
+        weights."""
         n_summed = self.n_summed(n_batch or n_tokens)
         return (self.sent + (n_summed if n_summed > 1 else 0) + self.sent_each * gg) * n_tokens * F32
 

@@ -318,7 +318,7 @@ def device_copies(
 
 
 def first_within(first_device_layer: int, window: tuple[int, int]) -> int:
-    """It counted from the first of these layers, the same for all that lie before or behind them."""
+    """first_device_layer counted from the first layer of the window; clamped to the window."""
     low, high = window
     return min(max(first_device_layer, low), high) - low
 

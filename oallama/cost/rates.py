@@ -39,7 +39,7 @@ class TransferRates:
 
     @property
     def launch_s(self) -> float:
-        """From then on, until the device computes."""
+        """Seconds from the moment that the launching thread goes on until the device computes."""
         return max(0.0, self.split_s - self.launch_issue_s)
 
     def seconds(self, moved: DeviceCopies, n_tokens: int, n_outputs: int) -> float:

@@ -192,7 +192,7 @@ class BlockType:
 
     @cached_property
     def in_split(self) -> BlockType:
-        """In the split back end even if nothing of it is on the device."""
+        """The same type in the split back end, even if nothing of it is on the device."""
         return replace(self, context=replace(self.context, whole=None))
 
     @cached_property

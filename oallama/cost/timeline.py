@@ -66,7 +66,7 @@ class BlockTimes(NamedTuple):
 
     @property
     def ahead_s(self) -> float:
-        """Of its copies, those that may be asked for before its turn."""
+        """Seconds of those of its copies that may be asked for before its turn."""
         return left(self.copy_s - self.late_s)
 
     def behind(self, inter_block_s: float, inter_block_cpu_s: float) -> BlockTimes:

@@ -125,7 +125,8 @@ class HostCache:
 
 
 def host_cache(profile: Profile) -> HostCache | None:
-    """None if the device takes no work from the host, or the profile does not say how large the cache is."""
+    """The KV cache on the host as the device reads it; None if the device takes no work from the host, or the profile
+    does not say how large the cache is."""
     stream = weight_stream(profile)
     if stream is None or not profile.rest:
         return None

@@ -66,7 +66,8 @@ def found_gpus() -> tuple[KnownDevice, ...]:
 
 @cache
 def _found_gpus(_backend: str | None) -> tuple[KnownDevice, ...]:
-    """By a process, once: it takes 0.4 s. _backend: the user's, which may bring some."""
+    """found_gpus, asked of a child process once: that takes 0.4 s. _backend: the user's back end, which may bring
+    GPUs."""
 
     def failed(reason: str) -> DeviceError:
         return DeviceError(f"cannot list GPUs: {reason}; check them with `oallama doctor`, or use --device none")

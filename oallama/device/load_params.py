@@ -1,6 +1,6 @@
 """Load parameters of llama.cpp: its structs filled from plain values, and kept alive.
 
-The memory probe and the engine both load through here, so what was probed is what gets loaded.
+no_alloc loads and loads into this process fill them here, so what was verified is what is loaded.
 """
 
 from __future__ import annotations

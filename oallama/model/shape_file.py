@@ -57,7 +57,7 @@ def begin(path: Path, shape: ModelShape, type: str, name: str) -> gguf.GGUFWrite
 
 
 def tensors(shape: ModelShape, type: str) -> Iterator[Tensor]:
-    """In file order. All matrices are of that type but the router, which is of F32 as vectors are."""
+    """The tensors in file order. Matrices are of `type`; the router and all vectors are F32."""
     embedding = (shape.n_embd, shape.n_vocab)
     yield "token_embd.weight", embedding, type
     for name, n in shape.factors.items():

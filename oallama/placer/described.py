@@ -36,7 +36,7 @@ from oallama.profile.described import TOKENS, described, with_card
 
 
 def problem_on(placer: ModelOnDevice, machine: Machine) -> Problem:
-    """Host memory is assumed to be sufficient."""
+    """The planning problem on a described machine. Its host memory is assumed to suffice."""
     profile = described_profile(placer, machine)
     return pure_problem(placer.header, profile, placer.options, memory_on(placer, machine), "on", placer.routing)
 
@@ -72,8 +72,8 @@ def plan_for(
 def alone_and_beside(
     placer: ModelOnDevice, rows: Sequence[tuple[Card, ...]], workload: Workload, policy: str = AUTO
 ) -> tuple[VerifiedPlan, Iterator[WhatIf]]:
-    """Predict this machine by itself, and with the cards of each row, one after the other. policy:
-    whose plans are compared with stock llama.cpp's. The placer must be one without a device.
+    """Predict this machine by itself, and with the cards of each row, one after the other. policy: makes the plans that
+    are compared with stock llama.cpp's. The placer must have no device.
 
     Raises UsageError, ProfileError, and what a no_alloc load raises.
     """
@@ -93,7 +93,7 @@ def alone_and_beside(
 def beside_each(
     placer: ModelOnDevice, of_cpu: Problem, rows: Sequence[tuple[Card, ...]], workload: Workload, policy: str
 ) -> Iterator[WhatIf]:
-    """Each row's cards with all their memory beside this machine's CPU, whose problem that is."""
+    """Predict each row's cards, with all their memory, beside this machine's CPU. of_cpu: the CPU's problem."""
     model, operators = placer.model, placer.operators
     host = _on_host(placer, workload)
 

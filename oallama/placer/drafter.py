@@ -44,7 +44,7 @@ class Beside:
 
 
 class Drafter(Protocol):
-    """What makes drafts for a model."""
+    """Makes drafts for a model."""
 
     most_drafts: int
     flags: tuple[str, ...]  # that ask for it
@@ -55,7 +55,7 @@ class Drafter(Protocol):
 
     @property
     def name(self) -> str:
-        """As notes call it."""
+        """Its name in notes."""
 
     @property
     def acceptance(self) -> Acceptance:
@@ -68,7 +68,7 @@ class Drafter(Protocol):
         """The decode step that drafts of these acceptance rates make."""
 
     def draft(self, plan: Plan, accepted: Sequence[float]) -> Draft:
-        """As many drafts as there are acceptance rates, as a plan has them. Raises what a no_alloc load raises."""
+        """The drafts in a plan's terms, one for each acceptance rate. Raises what a no_alloc load raises."""
 
 
 class DraftModel:
@@ -123,8 +123,8 @@ class DraftModel:
         return Draft("draft-simple", len(accepted), path, self._on_device, on_device, on_host, tuple(accepted))
 
     def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
-        """For each step llama-server has the draft model make one draft after another, and then read the tokens that
-        the model has checked; it reads prompts as well (b11549, common/speculative.cpp)."""
+        """The decode step. In each step llama-server has the draft model make one draft after another, and then read
+        the tokens that the model has checked; the draft model reads prompts, too (b11549, common/speculative.cpp)."""
         n_draft, problem = len(accepted), self._problem(beside.attention.flash_attn)
         step = replace(workload.step, n_draft=0, accepted=0.0, draft_s=0.0, draft_prompt_s=0.0)
         one_by_one, checked = (
@@ -171,8 +171,9 @@ class MtpBlock:
         return Draft("draft-mtp", len(accepted), "", is_there, on_device, on_host, tuple(accepted))
 
     def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
-        """For each step llama-server has the block make one draft after another, and then read the tokens that the
-        model has checked, for which it makes no logits; it reads prompts as well (b11549, common/speculative.cpp)."""
+        """The decode step. In each step llama-server has the block make one draft after another, and then read the
+        tokens that the model has checked, without logits; the block reads prompts, too (b11549,
+        common/speculative.cpp)."""
         n_draft, problem = len(accepted), self._problem(beside.attention.flash_attn)
         step = replace(
             workload.step, n_draft=0, accepted=0.0, draft_s=0.0, draft_prompt_s=0.0, mtp=False, shares_output=False
@@ -180,7 +181,7 @@ class MtpBlock:
         placement = _whole(self.placer, beside.block)
 
         def seconds(n_tokens: int, logits: bool) -> float:
-            """Of a pass over so many tokens of each request."""
+            """Seconds of a pass over n_tokens tokens of each request."""
             at = replace(workload, step=replace(step, n_draft=n_tokens - 1))
             whole_s = price(problem, at, placement).tpot_s
             return whole_s if logits else whole_s - self._output_s(problem, at, placement)
@@ -281,7 +282,8 @@ def beside_drafts(
 
 
 def draft_fingerprint(model: ModelInfo, draft: Draft | None) -> str | None:
-    """Of the model that makes the drafts; None for drafts without one. Raises ModelFileError, UsageError."""
+    """Fingerprint of the model that makes the drafts; None for drafts without one. Raises ModelFileError,
+    UsageError."""
     if draft is None or draft.kind == "ngram-simple":
         return None
     return read_gguf(draft.model_path).fingerprint if draft.model_path else mtp_model(read_gguf(model.path)).fingerprint

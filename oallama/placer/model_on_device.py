@@ -239,7 +239,7 @@ class ModelOnDevice:
         return Problems(self.attention_rule, self._profile or self.profile(), self.problem)
 
     def problem_for(self, plan: Plan) -> Problem:
-        """With the attention that this plan is loaded with, and the tokens of its decode step."""
+        """The planning problem with the attention that this plan is loaded with, and the tokens of its decode step."""
         return self.problem(self.attention_for(plan).flash_attn).of_step(plan.workload.step)
 
     def placed(self, plan: Plan) -> Placement:
@@ -257,7 +257,7 @@ class ModelOnDevice:
         return placement
 
     def attention_for(self, plan: Plan) -> Attention:
-        """From the options, else from the plan, else as for a new plan."""
+        """The attention of the options, else of the plan, else as for a new plan."""
         planned = plan.attention
         if planned is None:
             mode: FlashAttention = "auto" if plan.n_gpu_layers else self.unmeasured_attention(plan.workload)

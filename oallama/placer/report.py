@@ -195,6 +195,6 @@ def _baselines(on: ModelOnDevice, workload: Workload, held: MemoryBreakdown) -> 
 
 
 def measured_on(profile: Profile) -> MeasuredOn:
-    """On what the profile was measured, and when."""
+    """The machine and time of the profile's measurements."""
     machine = profile.fingerprint
     return MeasuredOn(*(str(machine.get(key) or "") for key in ("cpu", "device_description", "measured_at")))

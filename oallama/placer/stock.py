@@ -23,7 +23,7 @@ from oallama.run.stock import Cap, StockPlacement, expected_places
 
 
 def fit_plan(on: ModelOnDevice, workload: Workload) -> Plan:
-    """llama.cpp's --fit under the placer's memory cap, priced and probed. Without a device everything is on the CPU.
+    """The plan of llama.cpp's --fit under the placer's memory cap. Without a device everything is on the CPU.
 
     Raises UsageError for a second CPU, what fit_under raises, and what planning raises.
     """
@@ -95,7 +95,7 @@ def stock_attention(on: ModelOnDevice) -> FlashAttention:
 
 
 def stock_cpu_plan(on: ModelOnDevice, workload: Workload) -> Plan:
-    """Everything on the CPU, attention as llama.cpp chooses it. Such a plan predicts nothing."""
+    """The plan with everything on the CPU, attention as llama.cpp chooses it. It predicts nothing."""
     return unmeasured_plan(on, "cpu", workload, stock_attention=True)
 
 

@@ -145,7 +145,7 @@ class Plan:
 
     @property
     def without_own_drafts(self) -> Plan:
-        """As it is loaded by what does not load the block that drafts for its own model."""
+        """The plan as it is loaded without the model's own last block, which drafts."""
         if self.draft is None or self.draft.kind != "draft-mtp":
             return self
         memory, left = replace(self.memory, spare=self.memory.spare + self.draft.device_bytes), self.draft.device_bytes

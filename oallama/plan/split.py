@@ -49,7 +49,7 @@ def hot_bytes(operator: Operator, placement: OperatorPlacement) -> int:
 
 
 def device_share(operator: Operator, placement: OperatorPlacement) -> float:
-    """Of the weight, on the device: GG, or whole experts."""
+    """Share of the weight on the device: GG, or whole experts."""
     return placement.gg + len(placement.hot_experts) / operator.shape[2]
 
 

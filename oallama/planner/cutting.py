@@ -55,7 +55,8 @@ def least(seconds: Callable[[int], float], low: int, high: int) -> tuple[int, fl
 
 
 def downhill(seconds: Callable[[int], float], x: int, stride: int, first: int, last: int) -> int:
-    """Where no lower value is beside x, in first..last, by ever smaller steps from `stride` on."""
+    """Walk downhill from x within first..last, by ever smaller steps from `stride` on, until no neighbour is lower.
+    Returns where that is."""
     while stride:
         lower = next((y for y in (x - stride, x + stride) if first <= y <= last and seconds(y) < seconds(x)), None)
         x, stride = (x, stride // 2) if lower is None else (lower, stride)
@@ -157,8 +158,8 @@ def n_g_at(table: TokenTable, n_tokens: int) -> int:
 
 
 def linear_n_g(table: TokenTable, n_tokens: int) -> int:
-    """None below the first length of the table, linear between two (a half is rounded up), the same share above the
-    last. In whole numbers."""
+    """n_g by interpolation: 0 below the first length of the table, linear between two (a half is rounded up), and the
+    last one's share of n_tokens above it. In whole numbers."""
     if not table or n_tokens < table[0][0]:
         return 0
     for (n0, g0), (n1, g1) in pairwise(table):

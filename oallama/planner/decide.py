@@ -76,14 +76,14 @@ def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
 
 
 class _Search:
-    """What is placed for one problem: the policy, or those of `auto`; then larger micro-batches."""
+    """The search for one problem: the policy that was asked for, or those of `auto`; then larger micro-batches."""
 
     def __init__(self, problem: Problem, request: Request) -> None:
         self._problem, self._request, self._n_first = problem, request, 1
         self.found: list[tuple[Policy, VerifiedPlan]] = []
 
     def tries(self) -> Iterator[tuple[Policy, Request]]:
-        """What is placed next, given what was found so far."""
+        """Yield what to place next; what was found so far decides."""
         problem, request, policy = self._problem, self._request, self._request.policy
         if problem.profile.device == CPU_DEVICE and (policy is None or not policy.is_given):
             yield cpu, request
@@ -130,7 +130,7 @@ class _Search:
                 self.found.pop()
 
     def best(self) -> VerifiedPlan:
-        """The decision with the least seconds, with what is to be said of it."""
+        """The plan with the least seconds, with its notes."""
         policy, best = min(self.found, key=_seconds)
         _, first = min(self.found[: self._n_first], key=_seconds)
         if best is not first:
@@ -148,8 +148,8 @@ def _seconds(found: tuple[Policy, VerifiedPlan]) -> float:
 
 
 def policies_of_auto(problem: Problem) -> tuple[Policy, ...]:
-    """Those of which `auto` takes the fastest: whole operators, whole layers, the CPU, and what has the most choices
-    beside them."""
+    """The policies of which `auto` takes the fastest: whole operators, whole layers, the CPU, and the policy with the
+    most choices."""
     most = scheinfer if hot_fault(problem) else experts
     return (cpu, most) if problem.slices_only else (oato, whole_layers, cpu, most)
 

@@ -105,7 +105,7 @@ def _by_expert(
 
 
 def _rounded(share: float) -> float:
-    """To the next power of USE_STEP below."""
+    """The share rounded down to a power of USE_STEP."""
     return USE_STEP ** floor(log(share, USE_STEP)) if share > 0 else 0.0
 
 

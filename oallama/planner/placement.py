@@ -43,8 +43,8 @@ def first_that_fits(n_layer: int, budget: Budget) -> int:
 
 
 class Assignment(NamedTuple):
-    """Where an operator is: its cut in elements along its axis, the host layout of CC (None: llama.cpp's choice), and
-    the experts that the device has besides, whole."""
+    """The place of an operator: its cut in elements along its axis, the host layout of CC (None: llama.cpp's choice),
+    and the experts that the device has besides, whole."""
 
     cut: Cut
     layout: str | None = None
@@ -93,7 +93,7 @@ class Placement:
         cls, on_device: Sequence[bool], first_device_layer: int, seconds: float = 0.0, iterations: int = 0,
         converged: bool = True,
     ) -> Placement:  # fmt: skip
-        """No operator cut."""
+        """A placement that cuts no operator. on_device: by operator."""
         return cls(whole_assignments(on_device), first_device_layer, seconds, iterations, converged)
 
     @cached_property
@@ -163,7 +163,8 @@ class VerifiedPlan:
 
 
 def operators_on_cpu(n_operators: int, first_device_layer: int) -> Placement:
-    """Every operator on the host, norms and KV of the last layers on the device."""
+    """The placement with every operator on the host, and norms and KV of the layers from first_device_layer on the
+    device."""
     return Placement.whole((False,) * n_operators, first_device_layer)
 
 
@@ -195,7 +196,7 @@ def layers(costs: Costs, budget: Budget) -> Placement:
 
 
 def cpu(costs: Costs) -> Placement:
-    """Everything on the CPU, KV too."""
+    """The placement with everything on the CPU, KV too."""
     return placed_whole(costs, (False,) * len(costs.operators), costs.graph.n_layer + 1)
 
 
@@ -205,7 +206,7 @@ def n_gpu_layers(n_layer: int, placement: Placement) -> int:
 
 
 def placements(operators: Sequence[Operator], placement: Placement) -> tuple[OperatorPlacement, ...]:
-    """Where each operator lies, in elements along the axis of its cut."""
+    """The plan's row of each operator: where it lies, in elements along the axis of its cut."""
     n_layer, rows = placement.first_device_layer + sum(placement.device_layers) - 1, []
     for operator, assignment in zip(operators, placement.assignments, strict=True):
         extent, cut = cut_extent(operator), assignment.cut
@@ -258,7 +259,7 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> P
 def unmeasured_cpu_record(
     model: ModelInfo, operators: Sequence[Operator], workload: Workload, weights_host: int
 ) -> Plan:
-    """Everything on the CPU, without a profile."""
+    """The plan record with everything on the CPU, without a profile."""
     nothing = operators_on_cpu(len(operators), model.n_layer + 1)
     return unmeasured_record(
         model, operators, workload, nothing, memory_breakdown(0, 1.0, 0, weights_host, 0, 0), "cpu", "none"

@@ -202,7 +202,7 @@ def operators_limit(problem: Problem) -> int | None:
 
 
 def cpu_alone(problem: Problem, workload: Workload, phase: Phase) -> Placement:
-    """Everything on the CPU, priced as without a device: nothing is streamed to it."""
+    """The placement with everything on the CPU, priced without a device: nothing is streamed to it."""
     return cpu(costs_of(problem, workload, phase, llama_uses_device=False))
 
 

@@ -99,8 +99,9 @@ def problem_over(devices: Sequence[Problem], host: LoadBytes) -> Problem:
 
 
 def what_if(problem: Problem, card: Card, workload: Workload, policy: Policy | None = None) -> WhatIf:
-    """Both plans for a card. problem: with the card's described profile, and counted_load_of. policy: whose plan is
-    compared with stock's fastest options, or leaves everything on the CPU where it does not fit; None: the faster."""
+    """The plans of stock llama.cpp and of oallama for a card. problem: with the card's described profile, and
+    counted_load_of. policy: whose plan is compared with stock's fastest options, or leaves everything on the CPU where
+    it does not fit; None: the faster."""
     stock = strongest(problem, Request(workload, quick=True, required=False))
     asked = Request(workload, policy, quick=True)
 
@@ -119,8 +120,8 @@ def what_if(problem: Problem, card: Card, workload: Workload, policy: Policy | N
 
 
 def what_if_over(problem: Problem, cards: tuple[Card, ...], workload: Workload) -> WhatIf:
-    """Both plans for several cards: the fastest of those on each alone, and over all. problem: over all
-    (problem_over)."""
+    """The plans of stock llama.cpp and of oallama for several cards: the fastest on one card alone or over all.
+    problem: over all (problem_over)."""
     alone = [what_if(device, card, workload) for device, card in zip(problem.devices, cards, strict=True)]
     stocks: list[tuple[VerifiedPlan, tuple[int, ...]]] = [(one.stock, (number,)) for number, one in enumerate(alone)]
     if (over := stock_over(problem, workload)) is not None:

@@ -78,7 +78,7 @@ class SlicePlan:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is sliced."""
+        """Whether nothing is sliced."""
         return not self.streams and all(cut.is_whole for _, cut in self.layers)
 
     @property
@@ -131,7 +131,7 @@ class Slicer:
         self.contexts = BlockContexts(problem, workload)
 
     def varied(self, workload: Workload, n_slots: int) -> Slicer:
-        """For another workload, and a ring of so many slots. The tasks of sliced blocks are the same."""
+        """A slicer for another workload, and a ring of n_slots slots. The tasks of sliced blocks are shared."""
         other = copy(self)
         other.on = self.on.with_slots(n_slots)
         if workload != self.workload:
@@ -449,8 +449,8 @@ def slicer_of(problem: Problem, workload: Workload, placement: Placement) -> Sli
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """Every kind of block in one layout, what its cuts suit, and whether its CC is streamed for n_g; it must be kept
-    twice where the device cannot read that layout."""
+    """One way to slice: each kind of block in one layout, what its cuts suit, and whether its CC is streamed for n_g.
+    twice: CC is also kept in the plain layout, as the device cannot read this one."""
 
     kinds: tuple[BlockType, ...]
     objective: Objective

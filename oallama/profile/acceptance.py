@@ -46,7 +46,7 @@ class Acceptance:
         return (*found, *(min(found[-1], scale * rate) for rate in PUBLISHED[len(found) :]))
 
     def with_more(self, other: Acceptance) -> Acceptance:
-        """Both together. Positions that one of them has none of count from the other's steps."""
+        """The sum of both. A position that only one of them has counts from that one's steps."""
         share = min(1.0, MEMORY_STEPS / self.n_steps) if self.n_steps else 0.0
         n = max(len(self.accepted), len(other.accepted))
         n_steps = int(share * self.n_steps)

@@ -21,7 +21,7 @@ SIGMA_PER_MAD = 1.4826  # standard deviation / median absolute deviation of a no
 
 @dataclass(frozen=True, slots=True)
 class TimingPolicy:
-    """When a measurement ends.
+    """The rule by which a measurement ends.
 
     It ends when the 95 % interval of the median is narrower than +-target, at max_repeats, or when time_cap_s is spent
     and min_repeats are in. A run so slow that min_repeats would take hard_cap times as long ends there, with one sample

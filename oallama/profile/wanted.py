@@ -29,7 +29,7 @@ KV_STEP = 256  # positions: llama.cpp pads the KV cache that attention sees to s
 NON_MATMUL_KV_RATIO = 4  # of the two large depths; attention is affine in the depth
 FRESH_NON_MATMUL_KV = 32  # the least depth: flash attention on the CPU takes no time for what is masked
 MAX_NON_MATMUL_TOKENS = 512  # attention grows with batch times depth
-NON_MATMUL = "REST"  # in place of an operation's name, for a non-matmul cases that was left out
+NON_MATMUL = "REST"  # in place of an operation's name, for a non-matmul case that was left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def kernel_kind(mul_mat: MulMat) -> str:
 
 
 def non_matmul_skipped(device: str, n_tokens: int, n_kv: int, shape: NonMatmulShape, reason: str) -> SkippedCase:
-    """The record of a non-matmul cases that was left out."""
+    """The record of a non-matmul case that was left out."""
     heads = f"{shape.n_head}/{shape.n_head_kv} heads of {shape.n_embd_head_k}/{shape.n_embd_head_v}"
     what = f"{heads}, feed-forward {shape.n_ff}"
     if (shape.type_k, shape.type_v) != ("f16", "f16"):
@@ -169,7 +169,7 @@ def non_matmul_skipped(device: str, n_tokens: int, n_kv: int, shape: NonMatmulSh
 
 
 def non_matmul_label(device: str, n_tokens: int, n_kv: int, shape: NonMatmulShape) -> str:
-    """A non-matmul cases in a few words."""
+    """A non-matmul case in a few words."""
     without = "" if shape.flash_attn else ", no flash attention"
     return f"{device} other work of a layer at {n_tokens} tokens, KV {n_kv}{without}"
 

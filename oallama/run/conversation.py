@@ -26,7 +26,7 @@ class Message:
     images: tuple[str, ...] = ()
 
     def for_template(self) -> dict[str, Any]:
-        """As OpenAI's API has it."""
+        """The message as OpenAI's API has it."""
         if not self.images:
             return {"role": self.role, "content": self.content}
         pictures = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]

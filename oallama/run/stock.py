@@ -60,7 +60,7 @@ class StockPlacement:
 
     @property
     def flags(self) -> str:
-        """As words of a command line, overrides beside -ncmoe as their number."""
+        """The options as a command line; of overrides other than -ncmoe only the number."""
         n_others = len(self.overrides) - self.options.n_cpu_moe
         flags = stock_flags(self.n_gpu_layers, self.options, self.n_ubatch)
         flags += f" -ts {','.join(map(str, self.device_layers))}" if self.device_layers else ""

@@ -256,7 +256,7 @@ class ClassResult:
 
     @property
     def document(self) -> dict[str, Any]:
-        """For --json."""
+        """The result in JSON."""
         races = [
             {
                 "policy": ab_test.policy, "plan": ab_test.plan, "promised": ab_test.promised,
@@ -287,7 +287,7 @@ class TuneResult:
 
     @property
     def document(self) -> dict[str, Any]:
-        """For --json."""
+        """All results in JSON."""
         classes = [each.document for each in self.classes]
         return {"key": to_json(self.key), "classes": classes, "seconds": self.seconds}
 

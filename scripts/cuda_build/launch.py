@@ -55,6 +55,7 @@ def chosen(root: Path, device: str, pack: Path | None, env: Mapping[str, str]) -
 
 
 def cuda_folders() -> list[Path]:
-    """Where cuBLAS and the CUDA run-time may be: this Python's nvidia packages, then the toolkit's own places."""
+    """Folders where cuBLAS and the CUDA run-time may be: this Python's nvidia packages, then the toolkit's own
+    places."""
     places = [Path(folder, "nvidia", "cu13", "lib") for folder in dict.fromkeys(site_folders())]
     return [place for place in (*places, Path("/usr/local/cuda/lib64")) if place.is_dir()]

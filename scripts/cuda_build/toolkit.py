@@ -42,7 +42,7 @@ def toolkit_in(root: Path, env: Mapping[str, str]) -> Toolkit:
 
 
 def site_folders() -> list[str]:
-    """Where this Python's packages are; NVIDIA's have a CUDA of their own, nvidia/cu13."""
+    """Folders of this Python's packages; NVIDIA's have a CUDA of their own, nvidia/cu13."""
     import site
 
     return [*site.getsitepackages(), sysconfig.get_path("purelib"), site.getusersitepackages()]

@@ -76,7 +76,8 @@ class MemoryBudget:
     to_beat_s: float = inf  # of what is proposed for another budget
 
     def operator_bytes(self, first_device_layer: int) -> int:
-        """For whole operators, with norms and KV of the layers from this one on; negative: these do not fit."""
+        """Bytes for whole operators, with norms and KV of the layers from first_device_layer on; negative: these do not
+        fit."""
         return self.memory.operator_budget(first_device_layer)
 
     @property

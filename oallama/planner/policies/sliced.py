@@ -332,7 +332,7 @@ def most_choices(problem: Problem, budget: MemoryBudget) -> Iterator[Placement]:
 
 
 def _searches(problem: Problem, budget: MemoryBudget) -> Iterator[SliceSearch]:
-    """With hot sets; where that has none, the search without them finds better slices."""
+    """The search with hot sets; where it finds none, also the search without, which finds better slices."""
     search = SliceSearch(problem, budget, streams=True, hot=True)
     yield search
     if not search.has_hot:
