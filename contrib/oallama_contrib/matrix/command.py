@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,7 +67,7 @@ def _run(about: str, cells: Sequence[Cell], target: Path, as_json: bool, progres
             if not result.is_done(cell):
                 if shown:
                     log(f"[{number}/{len(cells)}] {cell.name}")
-                result.put(outcome := measured(cell, shown))
+                result.put(outcome := measured(cell))
                 if shown:
                     log(f"    {outcome.error or f'{outcome.seconds:.0f} s'}")
     finally:
@@ -92,51 +91,29 @@ def _check(command: click.Command, matrix: Path, cell: Cell) -> None:
         raise UsageError(f"{matrix}: {error.format_message().rstrip('.')}, in `{' '.join(cell.command)}`") from None
 
 
-def measured(cell: Cell, shown: bool) -> Outcome:
-    """Run the cell in its own process, and forward its progress if shown. A KeyboardInterrupt ends it."""
-    start = time.monotonic()
-    words = [sys.executable, "-m", "oallama", "bench", *cell.command, "--json", f"--{'' if shown else 'no-'}progress"]
-    told = bytearray()
+def measured(cell: Cell) -> Outcome:
+    """Run the cell in its own process. A KeyboardInterrupt ends it."""
+    start, pipe = time.monotonic(), subprocess.PIPE
+    words = [sys.executable, "-m", "oallama", "bench", *cell.command, "--json", "--no-progress"]
     with subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    ) as child:
+        words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True, encoding="utf-8",
+        errors="replace",
+    ) as child:  # fmt: skip
         try:
-            out = _answer(child, told, shown)
+            out, told = child.communicate()
         except BaseException:
             _end(child)
             raise
     status = child.returncode
     if status in (130, 143):
         raise KeyboardInterrupt
-    said = [line for line in told.decode("utf-8", "replace").splitlines() if line.startswith("oallama: ")]
+    said = [line for line in told.splitlines() if line.startswith("oallama: ")]
     why = said[-1].removeprefix("oallama: ") if said else f"ended with status {status} and no message"
     rows = tuple(json.loads(out)) if status == 0 else ()
     return Outcome(cell.command, round(time.monotonic() - start, 1), rows, "" if status == 0 else why)
 
 
-def _answer(child: subprocess.Popen[bytes], told: bytearray, shown: bool) -> bytes:
-    """Wait for the end of a comparison; return its stdout, and add its stderr to `told`."""
-    assert child.stdout is not None and child.stderr is not None
-    # a descriptor of its own: Popen closes child.stderr, at Ctrl-C perhaps before the thread has read all
-    reader = threading.Thread(target=_pass_on, args=(os.dup(child.stderr.fileno()), told, shown), daemon=True)
-    reader.start()
-    try:
-        out = child.stdout.read()
-        child.wait()
-    finally:
-        reader.join(1.0)
-    return out
-
-
-def _pass_on(source: int, told: bytearray, shown: bool) -> None:
-    with open(source, "rb", buffering=0) as stream:
-        while piece := stream.read(65536):
-            told += piece
-            if shown:
-                os.write(sys.stderr.fileno(), piece)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: subprocess.Popen[str]) -> None:
     """End a comparison and its arms."""
     try:
         os.killpg(child.pid, signal.SIGINT)
