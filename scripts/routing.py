@@ -22,13 +22,14 @@ import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from shared import guarded, parser_of
 
-from oallama.core.errors import OallamaError
 from oallama.core.routing import ExpertCounts, LayerCounts
 from oallama.core.routing import Routing as Counts
 from oallama.model.gguf_reader import read_gguf
@@ -232,7 +233,7 @@ def _tally(rows: Sequence[Row], n_expert: int, n_tokens: int) -> LayerCounts:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 wrong usage or input; others as the errors of oallama have."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("routing.py", __doc__)
     commands = parser.add_subparsers(required=True)
     made = commands.add_parser("draw", help="random routing with a given concentration")
     for name in ("--layers", "--experts", "--used"):
@@ -255,36 +256,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (made, kept, taken):
         command.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(arguments)
-    try:
-        options.run(options)
-    except OallamaError as error:
-        print(f"routing: {error}", file=sys.stderr)
-        return error.exit_code
-    except (ValueError, OSError) as error:
-        print(f"routing: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return guarded("routing", partial(options.run, options))
 
 
-def _draw(options: argparse.Namespace) -> None:
+def _draw(options: argparse.Namespace) -> int:
     if min(options.layers, options.experts, options.used, options.tokens) < 1:
         raise ValueError("--layers, --experts, --used and --tokens must be at least 1")
     shares = curve_shares(options.experts, _points(options.curve))
     drawing = RoutingDraw(options.layers, shares, options.used, options.tokens, options.seed)
     write_routing(options.output, draw(drawing), f"drawn: curve {options.curve}, seed {options.seed}")
+    return 0
 
 
-def _keep(options: argparse.Namespace) -> None:
+def _keep(options: argparse.Namespace) -> int:
     model = model_info(read_gguf(options.model))
     first, second = first_and_second(read_routing(options.file))
     write_counts(counts_of(first, model.fingerprint, model.n_layer, model.n_expert, model.n_expert_used))
     write_routing(options.output, second, f"the second half of {options.file.name}")
+    return 0
 
 
-def _traces(options: argparse.Namespace) -> None:
+def _traces(options: argparse.Namespace) -> int:
     if options.skip < 0 or (options.layers is not None and options.layers < 1):
         raise ValueError("--layers must be at least 1, and --skip at least 0")
     write_routing(options.output, traced(options.file, options.layers, options.skip), f"seen: {options.file.name}")
+    return 0
 
 
 def _points(text: str) -> list[tuple[float, float]]:

@@ -16,23 +16,20 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from shared import guarded
 
-from oallama.bench.arms import ArmMaker  # noqa: E402
-from oallama.bench.prepare import shared_setting  # noqa: E402
-from oallama.bench.process import ArmProcess  # noqa: E402
-from oallama.bench.records import BenchTest, Sample, Series  # noqa: E402
-from oallama.bench.rows import Value  # noqa: E402
-from oallama.bench.schedule import measure_rounds  # noqa: E402
-from oallama.bench.server_arm import IDLE_S, ServerArms  # noqa: E402
-from oallama.bench.stats import speed_ratio  # noqa: E402
-from oallama.core.errors import OallamaError  # noqa: E402
-from oallama.placer import Placer  # noqa: E402
+from oallama.bench.arms import ArmMaker
+from oallama.bench.prepare import shared_setting
+from oallama.bench.process import ArmProcess
+from oallama.bench.records import BenchTest, Sample, Series
+from oallama.bench.rows import Value
+from oallama.bench.schedule import measure_rounds
+from oallama.bench.server_arm import IDLE_S, ServerArms
+from oallama.bench.stats import speed_ratio
+from oallama.placer import Placer
 
 
 def compare(placer: Placer, policy: str, n_prompt: int, n_gen: int, rounds: int) -> dict[str, Any]:
@@ -83,15 +80,15 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=32, dest="n_gen")
     parser.add_argument("-r", type=int, default=6, dest="rounds", help="rounds of A B B A")
     asked = parser.parse_args()
-    try:
-        placer = Placer.load(
-            asked.model, asked.device, vram=asked.vram, gpu_weights=asked.gpu_weights, threads=asked.threads
-        )
-        for policy in asked.policies.split(","):
-            print(json.dumps(compare(placer, policy, asked.n_prompt, asked.n_gen, asked.rounds)), flush=True)
-    except OallamaError as error:
-        print(f"serve_ratio: {error}", file=sys.stderr)
-        return 1
+    return guarded("serve_ratio", lambda: _compare_each(asked))
+
+
+def _compare_each(asked: argparse.Namespace) -> int:
+    placer = Placer.load(
+        asked.model, asked.device, vram=asked.vram, gpu_weights=asked.gpu_weights, threads=asked.threads
+    )
+    for policy in asked.policies.split(","):
+        print(json.dumps(compare(placer, policy, asked.n_prompt, asked.n_gen, asked.rounds)), flush=True)
     return 0
 
 

@@ -71,7 +71,7 @@ def guarded(program: str, job: Callable[[], int], interrupted: str = "nothing wa
     except OallamaError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return error.exit_code
-    except (InputError, OSError) as error:
+    except (InputError, ValueError, OSError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -33,4 +33,4 @@ def test_a_ratio_is_of_speeds_by_pairs():
 def test_a_file_that_is_no_model_is_one_sentence(tmp_path):
     command = [sys.executable, ROOT / "scripts" / "serve_ratio.py", tmp_path / "no.gguf", "--device", "none"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
