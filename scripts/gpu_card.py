@@ -6,11 +6,10 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any
 
 from shared import ROOT, InputError, guarded, parser_of, write_document
 
-KIB, MIB = 1 << 10, 1 << 20
-SAMPLES = 41
+MIB = 1 << 20
 GRACE_S = 30.0  # for a step that is told to end
 REQUESTS = 200
 PAUSE_EVERY, PAUSE_S = 10, 11.0
@@ -47,24 +45,19 @@ def steps_of(device: str, work: Path) -> list[CardStep]:
     tests = (python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests" / "e2e"))
     make = (python, str(ROOT / "scripts" / "make_model.py"), "--quick")
 
-    def measure(what: str, *more: str) -> tuple[str, ...]:
-        return (python, script, "--measure", what, "--device", device, *more)
-
     return [
         CardStep("doctor", "check everything that oallama builds on", 30, (*oallama, "doctor", "--json")),
         CardStep("correctness", "logits against the CPU's: every type, F16 with K of 4096", 240, tests,
                  (("OALLAMA_TEST_GPU", device),)),
-        CardStep("copies", "a small copy behind streamed weights, whole and in pieces", 20, measure("copies")),
-        CardStep("launch", "launching a graph, from the calling thread and from its own thread", 10, measure("launch")),
-        CardStep("launch-no-graphs", "the same without CUDA graphs", 10, measure("launch"),
-                 (("GGML_CUDA_DISABLE_GRAPHS", "1"),)),
         CardStep("model", "write a 1B with random weights", 10,
                  (*make, "--like", "llama-1b", "--type", "Q4_0", "-o", model)),
+        CardStep("profile", "mul-mats, copies beside streamed weights, launches", 120,
+                 (*oallama, "profile", model, "--device", device, "--json")),
         CardStep("token", "where a token goes: launching, computing, waiting, joining", 120,
                  (*oallama, "run", model, "Hello", "-n", "32", "--policy", "scheinfer", "--gpu-weights", "50%",
                   "--device", device, "--json")),
         CardStep("memory", f"the card's memory over {REQUESTS} requests with pauses", 360,
-                 measure("memory", "--model", model)),
+                 (python, script, "--memory", model, "--device", device)),
         CardStep("models", "write the models of the speed tables", 60, (*make, "--matrix", str(MATRIX))),
         CardStep("speed", f"the speed tables ({MATRIX.relative_to(ROOT)})", 1800,
                  (*oallama, "bench", "--matrix", str(work / "card.toml"), "-o", str(work / "speed.json"), "--json")),
@@ -80,11 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", action="append", default=[], metavar="STEP", help="run only this step; may be repeated"
     )
     parser.add_argument("--list", action="store_true", help="list finished and remaining steps")
-    parser.add_argument("--measure", choices=sorted(MEASURED), help=argparse.SUPPRESS)
-    parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--memory", type=Path, metavar="MODEL", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.measure:
-        return guarded("gpu_run", lambda: _measure(options.measure, options.device, options.model))
+    if options.memory:
+        return guarded("gpu_run", lambda: _watch_memory(options.device, options.memory))
     return guarded("gpu_run", lambda: _run(options), "the same command continues")
 
 
@@ -167,43 +159,11 @@ def nvidia_cards() -> list[dict[str, str]]:
 
 
 #
-# what is measured by the bridge, in a process of its own
+# the card's memory, in a process of its own
 #
 
-Rows = Iterator[dict[str, Any]]
 
-
-def copies(bridge: Any, device: str) -> Rows:
-    """A small copy alone, behind one large one on another stream, and behind that in pieces.
-
-    samples: seconds [until the large copy was queued, of the small copy, from then until the large one was done].
-    """
-    pinned, large = bridge.device(device).host_buffer, 32 * MIB
-    for small in (8 * KIB, 16 * KIB):
-        with bridge.transfer(device, "h2d", pinned, small) as copy:
-            rows = [(0, [(0.0, seconds, 0.0) for seconds in copy.run(SAMPLES)])]
-            for piece in (large, 256 * KIB, MIB, 4 * MIB):
-                with bridge.transfer(device, "h2d", pinned, large, piece) as stream:
-                    rows.append((piece, [(stream.begin(), *copy.run(1), stream.finish()) for _ in range(SAMPLES)]))
-        for piece, samples in rows:
-            yield {"small_bytes": small, "large_bytes": large if piece else 0, "piece_bytes": piece, "pinned": pinned,
-                   "small_s": statistics.median(seconds for _, seconds, _ in samples), "samples": samples}  # fmt: skip
-
-
-def launch(bridge: Any, device: str) -> Rows:
-    """A graph of one mul-mat that computes next to nothing: what remains is launching and waiting for it. caller_s:
-    what launching an FFN takes of the time of the thread that does it."""
-    with bridge.mul_mat(device, None, "F16", 256, 32, n_tokens=1, working_set_bytes=0) as timer:
-        timer.run(3)
-        samples = list(timer.run(SAMPLES))
-    yield {"launch_s": statistics.median(samples), "samples": samples}
-    with bridge.launch_issue(device) as timer:
-        timer.run(3)
-        samples = list(timer.run(SAMPLES))
-    yield {"caller_s": statistics.median(samples), "samples": samples}
-
-
-def memory(bridge: Any, device: str, spec: str, model: Path) -> Rows:
+def memory(bridge: Any, device: str, spec: str, model: Path) -> Iterator[dict[str, Any]]:
     """Bytes that are free on the card after each request, of which every tenth follows a pause. Prompts of seven
     lengths make programs, and graphs, of as many sizes."""
     from oallama.placer import Placer
@@ -224,21 +184,17 @@ def grown(rows: Sequence[dict[str, Any]]) -> str:
     return f"{taken / MIB:.0f} MiB less of the card's memory is free at the end" if taken > GROWTH_BYTES else ""
 
 
-MEASURED: dict[str, Callable[..., Rows]] = {"copies": copies, "launch": launch, "memory": memory}
-
-
-def _measure(what: str, spec: str, model: Path | None) -> int:
-    """Exit status: 1 where what was found is wrong."""
+def _watch_memory(spec: str, model: Path) -> int:
+    """Exit status: 1 where less and less of the memory is free."""
     from oallama.device.load_params import load_bridge
     from oallama.device.native_log import native_log
     from oallama.device.opening import open_device
     from oallama.device.spec import parse_device
 
     with native_log(), open_device(parse_device(spec)) as device:
-        rows = list(MEASURED[what](load_bridge(), device.name, *(() if model is None else (spec, model))))
+        rows = list(memory(load_bridge(), device.name, spec, model))
     write_document(rows, None)
-    fault = grown(rows) if what == "memory" else ""
-    if fault:
+    if fault := grown(rows):
         print(f"gpu_run: {fault}", file=sys.stderr)
     return int(bool(fault))
 
