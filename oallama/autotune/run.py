@@ -1,5 +1,5 @@
-"""Runs the gate: for each class of workloads it finds the fastest options of stock llama.cpp, then races plans against
-them. Each measurement is saved at once (tuned/result.py draws the conclusions)."""
+"""Tunes: finds the fastest options of stock llama.cpp for each class of workloads, then compares plans with them by A/B
+tests. Each measurement is saved at once (tuned/result.py draws the conclusions)."""
 
 from __future__ import annotations
 

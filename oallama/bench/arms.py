@@ -68,8 +68,8 @@ class ArmMaker:
     def make(self, name: str) -> ArmSpec:
         """The arm of that name: one of STOCK_ARMS, with `-ubN` or without, a policy, or a plan file (*.json).
 
-        Raises UsageError for an unknown name, or one that needs a missing device, DoesNotFit, and what planning and
-        probing raise.
+        Raises UsageError for an unknown name, or one that needs a missing device, DoesNotFit, and what planning and a
+        no_alloc load raise.
         """
         if name in STOCK_ARMS:
             return self._stock(name)

@@ -27,7 +27,7 @@ from oallama.planner.verify import verify
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A placement of the caller's own, in place of a policy: priced and probed, not changed. on_device: the names of
+    """A placement of the caller's own, in place of a policy: priced and verified, not changed. on_device: the names of
     the operators that go to the device. gpu_layers: layers, counted from the end, the output first, that have their
     norms and KV there. name: what the plan calls the policy. stock: of stock llama.cpp's own configuration, with its
     attention where the user asked for nothing; None: of ours. device_layers: of several devices how many of these

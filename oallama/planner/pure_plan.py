@@ -63,7 +63,8 @@ class WhatIf:
 
 
 def counted_load_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int, memory_bytes: int) -> NoAllocLoad:
-    """Probe of a card with so much free memory. Norms and biases are taken to weigh nothing there."""
+    """The no_alloc load of a described card with so much free memory. Norms and biases are taken to weigh nothing
+    there."""
 
     def no_alloc_load(workload: Workload, placement: Placement) -> LoadBytes:
         on_card = whole_bytes(operators, placement.on_device)

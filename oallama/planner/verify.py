@@ -1,5 +1,5 @@
-"""A placement with the memory that it really takes, its price, and what is to be said of it. Pure but for the problem's
-probe."""
+"""A placement with the memory that it really takes, its price, and its notes. Pure but for the problem's no_alloc
+load."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class ABTest:
 @dataclass(frozen=True, slots=True)
 class ClassResult:
     """What was measured for one class. tries: of stock llama.cpp, --fit first; rival: which of them is the fastest that
-    may be used; stock_plan: the fingerprint of its plan. races: against it."""
+    may be used; stock_plan: the fingerprint of its plan. races: A/B tests against it."""
 
     of: WorkloadClass
     n_gen: int
@@ -162,7 +162,7 @@ class ClassResult:
 
     @property
     def open(self) -> ABTest | None:
-        """The race to continue; None if the class is settled."""
+        """The A/B test to continue; None if the class is settled."""
         return None if self.won else next((ab_test for ab_test in self.races if ab_test.standing == "open"), None)
 
     @property
@@ -293,7 +293,7 @@ class TuneResult:
 
     def plan(self, fingerprint: str) -> Plan:
         """Raises PlanError if the file was changed."""
-        return Plan.from_json(dict(self.plans[fingerprint]), "a plan of the verdict")
+        return Plan.from_json(dict(self.plans[fingerprint]), "a plan of the result")
 
     def of(self, kind: WorkloadClass) -> ClassResult | None:
         return next((each for each in self.classes if each.of == kind), None)

@@ -34,6 +34,10 @@ GONE_NAMES = {
 """Whole identifiers that are gone."""
 
 
+ARCHIVED = ("reproduction.md",)
+"""Pages made of results as they were written when they were measured."""
+
+
 def words_of(identifier: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", identifier)]
 
@@ -48,6 +52,13 @@ def test_words_that_are_gone_stay_away(package: str) -> None:
     found = {name for path in SOURCES if path.is_relative_to(ROOT / package) for name in identifiers(path)}
     assert {name: GONE[word] for name in found for word in words_of(name) if word in GONE} == {}
     assert {name: GONE_NAMES[name] for name in found & GONE_NAMES.keys()} == {}
+
+
+def test_pages_use_the_same_words() -> None:
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md"]
+    gone = re.compile(r"\b(?:ledgers?|verdicts?|dry loads?|prob(?:ed|es?|er|ing))\b", re.IGNORECASE)
+    found = {page.name: gone.findall(page.read_text(encoding="utf-8")) for page in pages if page.name not in ARCHIVED}
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 def test_a_workload_is_called_workload() -> None:
