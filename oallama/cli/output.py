@@ -107,12 +107,8 @@ def write_file(path: str, text: str) -> None:
     """Write a file atomically; `-` is stdout. Raises UsageError if it cannot be written."""
     if path == "-":
         emit(text)
-    else:
-        _write(path, text.encode())
-
-
-def _write(path: str, content: bytes) -> None:
-    target = Path(path)
+        return
+    target, content = Path(path), text.encode()
     try:
         if target.exists() and not target.is_file():  # a device or a pipe cannot be replaced
             target.write_bytes(content)
@@ -138,12 +134,6 @@ def deliver(text: str, path: str | None) -> None:
     else:
         write_file(path, text)
         log(f"wrote {path}")
-
-
-def write_chart(path: str, svg: str) -> None:
-    """Write a picture. Raises UsageError if that cannot be done."""
-    _write(path, svg.encode())
-    log(f"wrote {path}")
 
 
 #

@@ -23,7 +23,7 @@ from oallama.cli.options import (
     output_option,
     profile_option,
 )
-from oallama.cli.output import busy, json_text, log, show, write_chart, write_file
+from oallama.cli.output import busy, deliver, json_text, log, show, write_file
 from oallama.cli.policy import PolicyOptions, policy_option, prefetch_option
 from oallama.core.errors import UsageError
 from oallama.device.machines import MACHINES, machine_of
@@ -121,7 +121,7 @@ def command(
     else:
         show(simulate_tables(setting, simulation))
     if chart is not None:
-        write_chart(chart, simulate_chart(setting, simulation))
+        deliver(simulate_chart(setting, simulation), chart)
 
 
 def _model_and_plan(files: Sequence[str], model: str | None) -> tuple[str | None, str | None]:

@@ -29,7 +29,7 @@ from oallama.cli.options import (
     threads_option,
     vram_fill_option,
 )
-from oallama.cli.output import busy, each_awaited, emit, emit_json, write_chart
+from oallama.cli.output import busy, deliver, each_awaited, emit, emit_json
 from oallama.cli.policy import PolicyName
 from oallama.cli.speculation import parallel_option
 from oallama.core.errors import UsageError
@@ -173,7 +173,7 @@ def command(
     else:
         emit(what_if_foot(placer.model, workload, alone, predicted, policy or "auto", host))
     if chart is not None:
-        write_chart(chart, what_if_chart(placer.model, workload, predicted))
+        deliver(what_if_chart(placer.model, workload, predicted), chart)
 
 
 def placer_on(

@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from oallama.cli.output import check_result, emit_json, is_terminal, log, show, write_chart
+from oallama.cli.output import check_result, deliver, emit_json, is_terminal, log, show
 from oallama.core.errors import UsageError
 from oallama.core.files import lock_file
 from oallama_contrib.matrix.cells import Cell, Outcome, ResultFile, measured_tests, read_matrix
@@ -140,4 +140,4 @@ def _tell(result: ResultFile, cells: Sequence[Cell], as_json: bool) -> None:
     if not as_json:
         show([matrix_table(result.about, rows, [*failed, *([f"{left} are not measured yet"] if left else [])])])
     if rows:
-        write_chart(str(result.path.with_suffix(".svg")), matrix_chart(result.about, rows))
+        deliver(matrix_chart(result.about, rows), str(result.path.with_suffix(".svg")))
