@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-ALIKE = 0.8  # of the fastest core's speed: clocks of one kind differ by less, of two kinds by more
+SAME_KIND = 0.8  # of the fastest core's speed: clocks of one kind differ by less, of two kinds by more
 MOST_CPUS = 1 << 16
 
 
@@ -37,8 +37,8 @@ def thread_counts(root: Path = Path("/"), allowed: Iterable[int] | None = None) 
 
 def core_kinds(root: Path, allowed: Iterable[int]) -> tuple[tuple[int, ...], ...]:
     """Logical CPUs by the speed of their cores, the fastest first: as the kernel lists them for Intel's performance and
-    efficiency cores, else by their capacity, else by their highest clock. Within a kind no core is slower than ALIKE of
-    the fastest one. One kind where nothing is said of one of them."""
+    efficiency cores, else by their capacity, else by their highest clock. Within a kind no core is slower than
+    SAME_KIND of the fastest one. One kind where nothing is said of one of them."""
     cpus = sorted(allowed)
     speeds = _listed_speeds(root, cpus)
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
@@ -48,7 +48,7 @@ def core_kinds(root: Path, allowed: Iterable[int]) -> tuple[tuple[int, ...], ...
     kinds: list[list[int]] = []
     fastest = 0.0
     for cpu in sorted(cpus, key=lambda cpu: (-speeds[cpu], cpu)):
-        if not kinds or speeds[cpu] < ALIKE * fastest:
+        if not kinds or speeds[cpu] < SAME_KIND * fastest:
             kinds.append([])
             fastest = speeds[cpu]
         kinds[-1].append(cpu)

@@ -326,7 +326,7 @@ def asked_device(options: Options, profile: Profile | None) -> DeviceSpec:
     return parse_device(",".join(str(gpu.spec) for gpu in gpus)) if len(gpus) > 1 else spec
 
 
-ALIKE = 1.1  # times as long as another a device may take to count as fast, so that a new profile changes no order
+AS_FAST = 1.1  # times as long as another a device may take to count as fast, so that a new profile changes no order
 
 
 def in_order_of_speed(members: Sequence[AnyModelOnDevice]) -> tuple[AnyModelOnDevice, ...]:
@@ -338,7 +338,7 @@ def in_order_of_speed(members: Sequence[AnyModelOnDevice]) -> tuple[AnyModelOnDe
     for member in members:
         costs = costs_of(member.problem("on"), member.workload(1, 1), "decode")
         seconds = sum(cost.t_gpu_s or 0.0 for cost in costs.operators)
-        at = next((at for at, (other_s, _) in enumerate(ordered) if ALIKE * seconds < other_s), len(ordered))
+        at = next((at for at, (other_s, _) in enumerate(ordered) if AS_FAST * seconds < other_s), len(ordered))
         ordered.insert(at, (seconds, member))
     return tuple(member for _, member in ordered)
 
