@@ -260,7 +260,8 @@ class ArmMaker:
             specs, modes = [self._fit(STOCK_FIT)], [mode for mode in STOCK_MODES if mode != FIT]
             n_ubatches = larger_ubatches(self.workload, self.placer.options)
         found = promising_stock(self.placer, self.workload, modes, n_ubatches)
-        specs += [ArmSpec(name, self.setting, placement) for placement, _ in found]
+        known = {spec.stock.flags for spec in specs if spec.stock is not None}  # --fit may have chosen one of these
+        specs += [ArmSpec(name, self.setting, placement) for placement, _ in found if placement.flags not in known]
         if not specs:
             cap = self.setting.cap.device_bytes or 0
             raise DoesNotFit(cap + 1, cap, self.setting.load.device, f"arm {name}")

@@ -46,7 +46,7 @@ def arm_rows(name, tpot_digits, predicted_digits, arms):
         for row in cell["rows"]:
             if arms and row["arm"] not in arms:
                 continue
-            cap = cell["cap"].replace("%", " %")
+            cap = (cell.get("cap") or cell["command"][cell["command"].index("--vram") + 1]).replace("%", " %")
             place = f"{cap}, {row['n_prompt']}" if several_prompts else cap.replace("GiB", " GiB")
             predicted = row["predicted"]
             ttft_p, tpot_p = (
@@ -68,6 +68,7 @@ def arm_rows(name, tpot_digits, predicted_digits, arms):
 @pytest.mark.parametrize(
     ("name", "tpot_digits", "predicted_digits", "arms"),
     [
+        ("emulated-8b-rivals", 0, 0, ("stock-fit", "auto")),
         ("emulated-8b-groups", 0, 0, ()),
         ("emulated-8b-3gib-64", 0, 0, ()),
         ("emulated-8b-arms", 1, 0, ()),
