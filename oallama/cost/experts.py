@@ -32,7 +32,7 @@ class ExpertUse:
     recent_decode: tuple[float, ...] = ()
     recent_prompt: tuple[float, ...] = ()
     gaps: tuple[float, ...] = ()  # uses by tokens since the use before, as split/uses.h counts; empty: not recorded
-    # tokens of a decode step, and how many different experts they use for each that as many drawn alike would
+    # tokens of a decode step, and how many different experts they use for each that as many independent ones would
     step: tuple[int, float] = (1, 1.0)
 
     @property
@@ -138,17 +138,17 @@ def share_used(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> fl
     return min(1.0, mul_mat.n_expert_used * new / sum(gaps) / mul_mat.shape[2])
 
 
-ALIKE = ((1, 1.0), (2, 0.83), (4, 0.70), (8, 0.60))
-"""Different experts that so many consecutive tokens use, for each that as many tokens drawn alike would: of
+CONSECUTIVE = ((1, 1.0), (2, 0.83), (4, 0.70), (8, 0.60))
+"""Different experts that so many consecutive tokens use, for each that as many independent tokens would: of
 gpt-oss-20b 6.2, 9.3 and 12.8 of 32 in 2, 4 and 8 tokens; of Qwen3-30B-A3B 9.7, 15.6 and 23.6, of Gemma 4 26B-A4B 9.9,
 15.7 and 23.9 of 128, at six a token (traces: cost/following.py)."""
 
 
 def share_of_step(mul_mat: MulMat, step: DecodeStep, gaps: Sequence[float] = ()) -> float:
     """Share of the experts that a decode step uses: the tokens of one request follow one another, and those of several
-    are taken as drawn alike. gaps: as share_used takes them; without, by ALIKE."""
+    are taken as independent. gaps: as share_used takes them; without, by CONSECUTIVE."""
     n = step.n_draft + 1
-    of_one = share_used(mul_mat, n, gaps) if sum(gaps) else mul_mat.share_read(n) * _alike(n)
+    of_one = share_used(mul_mat, n, gaps) if sum(gaps) else mul_mat.share_read(n) * _of_consecutive(n)
     return 1.0 - (1.0 - of_one) ** step.n_parallel
 
 
@@ -160,12 +160,12 @@ def of_step(use: ExpertUse, mul_mat: MulMat, step: DecodeStep) -> ExpertUse:
     return replace(use, step=(step.n_tokens, share / mul_mat.share_read(step.n_tokens)))
 
 
-def _alike(n_tokens: int) -> float:
-    """Linear in the logarithm of n_tokens between the points of ALIKE."""
-    for (n0, low), (n1, high) in pairwise(ALIKE):
+def _of_consecutive(n_tokens: int) -> float:
+    """Linear in the logarithm of n_tokens between the points of CONSECUTIVE."""
+    for (n0, low), (n1, high) in pairwise(CONSECUTIVE):
         if n_tokens <= n1:
             return low + (high - low) * log(n_tokens / n0) / log(n1 / n0)
-    return ALIKE[-1][1]
+    return CONSECUTIVE[-1][1]
 
 
 def copied(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> Copied:

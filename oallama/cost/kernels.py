@@ -59,7 +59,7 @@ class Kernel:
 
 class Kernels:
     """Every mul-mat of a profile. Of two cases that differ in working set only, the colder one counts. step: whose
-    tokens use fewer different experts than those that were timed, which are drawn alike; gaps: as share_of_step takes
+    tokens use fewer different experts than those that were timed, which are independent; gaps: as share_of_step takes
     them."""
 
     def __init__(self, profile: Profile, step: DecodeStep = ONE_TOKEN, gaps: Sequence[float] = ()) -> None:
