@@ -226,9 +226,10 @@ request_options = as_record(
 @model_argument
 @option(
     "--arms", type=parsed(parse_names), metavar="A,B,…", group=Group.COMPARED, show_default="stock-best,auto",
-    help="Policies, plans (*.json), stock-cpu, -ngl, -fit, -ncmoe.\f Ratios are to the first arm. The suffix -ubN "
-    "sets a micro-batch of N tokens; @N runs stock llama.cpp on device N alone, counted from 0. The default without a "
-    "device is stock-cpu,auto; with several devices stock-fit over all, stock-fit on each, and auto.",
+    help="Policies, plans (*.json), stock-best, -fit, -ngl, -no-host, -ncmoe, -moe-cache, -cpu.\f "
+    "Ratios are to the first arm. The suffix -ubN sets a micro-batch of N tokens; @N runs stock llama.cpp on device N "
+    "alone, counted from 0. The default without a device is stock-cpu,auto; with several devices "
+    "stock-fit over all, stock-fit on each, and auto.",
 )  # fmt: skip
 @test_options
 @option(
