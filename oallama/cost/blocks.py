@@ -1,15 +1,21 @@
-"""Blocks, which the split backend computes as one: a whole FFN, or a single mul-mat.
+"""Blocks, which the split backend computes as one: a whole FFN, its gate and up, or a single mul-mat.
 
 Gate, up and down of an FFN that are cut at the same element form one block: each side computes its slice of all of it,
-inputs are sent once and partial sums are joined once (ScheInfer III-B, Eq. 1 and 2). Anything else is a block alone,
-and so is each mul-mat of an FFN whose mul-mats are cut at different elements.
+inputs are sent once and partial sums are joined once (ScheInfer III-B, Eq. 1 and 2). So do gate and up alone, whose
+result is what the GLU makes of both. Anything else is a block alone, and so is each mul-mat of an FFN whose mul-mats
+are cut at different elements.
+
+Blocks between which llama.cpp computes nothing of its own are one run of the split backend, which holds the inputs and
+results of all of them until it ends.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
 
 from oallama.core.types import Operator
 from oallama.core.units import KIB
@@ -34,6 +40,15 @@ SUM_BYTES = 256 * KIB
 of a token's experts before it joins them."""
 
 
+class Held(NamedTuple):
+    """Bytes of activations on the device while it computes a block."""
+
+    shared: int  # inputs that other blocks of the run have as well
+    sent: int  # the other inputs, which are there before any block of the run is computed
+    peak: int  # most of what it makes
+    kept: int  # of that, until the run ends
+
+
 @dataclass(frozen=True, slots=True)
 class SplitBlock:
     """Operators cut at the same element. Activations are in elements per token; `each` means for one element of GG."""
@@ -50,6 +65,7 @@ class SplitBlock:
     summed: int = 1  # experts of a token whose results are partial sums, and may be added up before they come back
     biases: int = 0  # elements of one expert, sent with each batch; such a block may have hot experts, and no slices
     chunk: int | None = None  # tokens that are computed at the same time at most; None: all of a micro-batch
+    in_run: bool = False  # computed in one run with the block before it
 
     def weight_bytes(self, gg: int) -> int:
         """Bytes of the device's slice of gg elements."""
@@ -73,28 +89,33 @@ class SplitBlock:
         return (self.returned // n_summed + self.returned_each * gg) * n_tokens * F32
 
     def staging_bytes(self, gg: int, n_tokens: int, streamed: int = 0, n_streamed: int = 1) -> int:
-        """Activations on the device while it computes gg and then the streamed elements for so many tokens, as ggml's
-        allocator lays them out: an FFN's hidden values are gone when the next part begins, and its result takes their
-        place where it fits; a sum of experts' results lies beside these, one for each of n_streamed parts. What the
-        device is sent, and what it gives back otherwise, stays until the block ends."""
+        """Activations on the device while it computes gg and then the streamed elements for so many tokens, and nothing
+        else in that run."""
+        held = self.held(gg, n_tokens, streamed, n_streamed)
+        return held.shared + held.sent + held.peak
+
+    def held(self, gg: int, n_tokens: int, streamed: int = 0, n_streamed: int = 1) -> Held:
+        """Bytes of activations on the device for gg and then the streamed elements, as ggml's allocator lays them out:
+        an FFN's hidden values are gone when the next part begins, and its result takes their place where it fits; a sum
+        of experts' results lies beside these, one for each of n_streamed parts."""
         n_tokens = min(n_tokens, self.chunk or n_tokens)
         parts = [elements for elements in (gg, streamed) if elements]
-        if not self.held_each:
-            returned = sum(self.download_bytes(elements, n_tokens) for elements in parts)
-            return self.upload_bytes(gg + streamed, n_tokens) + returned
-        sent, result = self.upload_bytes(0, n_tokens), self.returned * n_tokens * F32
-        joined = self.download_bytes(0, n_tokens)
-        peak = kept = 0  # beside what was sent
+        shared = self.upload_bytes(0, n_tokens)
+        sent = self.upload_bytes(gg + streamed, n_tokens) - shared
+        result = self.returned * n_tokens * F32
+        peak = kept = joined = 0
         for elements in parts:
-            hidden = self.held_each * elements * n_tokens * F32
-            free = hidden * (HELD_PER_HIDDEN - 1) // HELD_PER_HIDDEN  # gate and up, when down begins
-            peak = max(peak, kept + hidden + (result if result > free else 0))
-            if joined < result:
-                peak = max(peak, kept + result + joined)
+            joined = self.download_bytes(elements, n_tokens)
+            if self.held_each:
+                hidden = self.held_each * elements * n_tokens * F32
+                free = hidden * (HELD_PER_HIDDEN - 1) // HELD_PER_HIDDEN  # gate and up, when down begins
+                peak = max(peak, kept + hidden + (result if result > free else 0))
+                if joined < result:
+                    peak = max(peak, kept + result + joined)
             kept += joined
-        if joined < result and streamed:
+        if self.held_each and streamed and joined < result:
             peak += (n_streamed - 1) * joined
-        return sent + peak
+        return Held(shared, sent, max(peak, kept), kept)
 
     def with_rows(self, n_rows: int, n_used: int) -> SplitBlock:
         """The same where of n_used experts of a token only n_rows are computed."""
@@ -168,20 +189,35 @@ def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[Spli
     for index, (operator, elements) in enumerate(zip(operators, gg, strict=True)):
         if elements:
             families.setdefault(ffn_of(index, operator), []).append(index)
-    blocks = []
-    for members in families.values():
-        together = len({gg[i] for i in members}) == 1
-        blocks += family_blocks(operators, members, together)
-    return tuple(sorted(blocks, key=lambda block: block.operators))
+    found = (family_blocks(operators, members, [gg[i] for i in members]) for members in families.values())
+    return in_runs(operators, chain.from_iterable(found))
 
 
-def family_blocks(operators: Sequence[Operator], members: Sequence[int], together: bool) -> list[SplitBlock]:
-    """Blocks that mul-mats of one FFN, or one by itself, form. together: whether they are cut at the same element and
-    joined as one."""
+def family_blocks(operators: Sequence[Operator], members: Sequence[int], cuts: Sequence[Hashable]) -> list[SplitBlock]:
+    """Blocks that mul-mats of one FFN, or one by itself, form. cuts: of each; those that are cut at the same element
+    are equal."""
     family = [operators[i] for i in members]
-    if is_biased_ffn(family) or (together and _are_one_ffn(family)):
+    together = len(set(cuts)) == 1
+    if is_biased_ffn(family) or (together and _are_one_ffn(family) and not _lacks_gate(operators, members)):
         return [ffn_block(operators, members)]
+    hidden = [i for i in members if not _reads_hidden(operators[i])]
+    if len(set(cuts[: len(hidden)])) == 1 and _are_hidden([operators[i] for i in hidden]):
+        return [_hidden_block(operators, hidden), *(_lone_block(operators, i) for i in members[len(hidden) :])]
     return [_lone_block(operators, i) for i in members]
+
+
+def in_runs(operators: Sequence[Operator], blocks: Iterable[SplitBlock]) -> tuple[SplitBlock, ...]:
+    """The blocks in graph order, with those marked that are in one run with the block before.
+
+    llama.cpp computes K right behind V, as it has applied RoPE to Q before; of an FFN whose mul-mats are cut at
+    different elements the back end applies the GLU itself where it has both that it reads.
+    """
+    made: list[SplitBlock] = []
+    for block in sorted(blocks, key=lambda one: one.operators):
+        before = made[-1] if made else None
+        together = before is not None and _follows(operators, before, block)
+        made.append(replace(block, in_run=True) if together else block)
+    return tuple(made)
 
 
 def is_biased_ffn(members: Sequence[Operator]) -> bool:
@@ -210,6 +246,23 @@ def ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlo
     )
 
 
+def _hidden_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlock:
+    """Block of gate and up, or of both in one, of an FFN whose down is elsewhere: the back end applies the GLU."""
+    family = [operators[i] for i in members]
+    used = family[0].n_expert_used
+    return SplitBlock(
+        operators=tuple(members),
+        extent=cut_extent(family[0]),
+        step=max(map(cut_step, family)),
+        bytes=sum(operator.bytes for operator in family),
+        sent=family[0].shape[0] + _routing(family[0]),
+        sent_each=0,
+        returned=0,
+        returned_each=used,
+        held_each=HELD_PER_HIDDEN * used,
+    )
+
+
 def slice_weights(operators: Sequence[Operator], gg: Sequence[int]) -> int:
     """Total bytes of all slices on the device. gg: as in split_blocks."""
     blocks = split_blocks(operators, gg) if any(gg) else ()
@@ -226,6 +279,38 @@ def ffn_of(index: int, operator: Operator) -> tuple[object, ...]:
 def _are_one_ffn(members: Sequence[Operator]) -> bool:
     """Whether these are all the mul-mats of one FFN, of one extent."""
     return _are_whole_ffn(members) and len({cut_extent(o) for o in members}) == 1
+
+
+def _lacks_gate(operators: Sequence[Operator], members: Sequence[int]) -> bool:
+    """Whether these are up and down of an FFN whose gate is elsewhere, so that the GLU is not ours."""
+    key = ffn_of(members[0], operators[members[0]])
+    around = range(max(0, members[0] - 1), members[-1])
+    return any(i not in members and ffn_of(i, operators[i]) == key for i in around)
+
+
+def _are_hidden(members: Sequence[Operator]) -> bool:
+    """Whether these are all that the GLU of one FFN reads."""
+    kinds = sorted(match[2] for o in members if (match := _FFN_ROLE.fullmatch(o.role)))
+    both = kinds == ["gate", "up"] and len({cut_extent(o) for o in members}) == 1
+    return (both or (len(members) == 1 and members[0].gate_up)) and not any(map(runs_alone, members))
+
+
+def _follows(operators: Sequence[Operator], before: SplitBlock, block: SplitBlock) -> bool:
+    """Whether llama.cpp computes nothing of its own between two blocks: see in_runs."""
+    last, first = before.operators[-1], block.operators[0]
+    roles = operators[last].role, operators[first].role
+    if operators[last].layer != operators[first].layer or first != last + 1:
+        return False
+    if roles == ("attn_v", "attn_k"):
+        return True
+    if ffn_of(last, operators[last]) != ffn_of(first, operators[first]):
+        return False
+    return (
+        not _reads_hidden(operators[first])
+        or before.in_run
+        or bool(before.held_each)
+        or not _lacks_gate(operators, (last, first))
+    )
 
 
 def _are_whole_ffn(members: Sequence[Operator]) -> bool:

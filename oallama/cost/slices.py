@@ -201,6 +201,11 @@ class BlockType:
         return replace(self, context=BlockContext(resident=self.context.resident))
 
     @cached_property
+    def outside_run(self) -> BlockType:
+        """Where the block before it is not in the split back end."""
+        return replace(self, block=replace(self.block, in_run=False))
+
+    @cached_property
     def all_host(self) -> Cut:
         """The cut that leaves all of it on the host."""
         return Cut(self.block.extent, 0, 0)

@@ -11,7 +11,16 @@ from dataclasses import replace
 from functools import cache
 
 from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
-from oallama.cost.blocks import SplitBlock, family_blocks, ffn_of, is_biased_ffn, is_ffn, residents, takes_n_g
+from oallama.cost.blocks import (
+    SplitBlock,
+    family_blocks,
+    ffn_of,
+    in_runs,
+    is_biased_ffn,
+    is_ffn,
+    residents,
+    takes_n_g,
+)
 from oallama.cost.graph import computes_outputs_only, first_within
 from oallama.cost.kernels import NO_TIME, Curve
 from oallama.cost.passes import Pass, decode_pass, mean_depth, passes
@@ -43,6 +52,7 @@ class BlockContexts:
         self._biased = _biased_ffns(problem.operators, problem.splittable)
         self._types: dict[Types, Types] = {}
         self._blocks_of = cache(self._blocks_in)
+        self._types_in_run = cache(_in_run)
         self.costs_at, self._layouts = cache(self._costs_at), cache(self._layouts_for)
         self._over: dict[int, tuple[Pass, ...]] = {
             n_tokens: (Pass(n_tokens, mean_depth(workload), 1),)
@@ -76,12 +86,17 @@ class BlockContexts:
         families = [*whole, *(family for family in self._families.values() if family[0] not in within)]
         members = (tuple(i for i in family if not on_device[i]) for family in families)
         found = sorted(
-            (one for some in members if some for one in self._blocks_of(some, len({cuts[i] for i in some}) == 1)),
+            (one for some in members if some for one in self._blocks_of(some, _alike([cuts[i] for i in some]))),
             key=lambda one: one[0].operators,
         )
         if not found:
             return []
         operators = self._problem.operators
+        runs = in_runs(operators, (block for block, _ in found))
+        found = [
+            (block, self._types_in_run(types) if block.in_run else types)
+            for block, (_, types) in zip(runs, found, strict=True)
+        ]
         uses = first_layer <= self._problem.graph.n_layer
         inside = frozenset(i for block, _ in found for i in block.operators)
         is_resident = residents(operators, on_device, first_layer, self._problem.profile.takes_residents)
@@ -140,10 +155,10 @@ class BlockContexts:
         before[0] += sum(between[begin:])
         return [len(blocks) * seconds / total if total > 0 else 1.0 for seconds in before]
 
-    def _blocks_in(self, members: tuple[int, ...], together: bool) -> list[tuple[SplitBlock, Types]]:
+    def _blocks_in(self, members: tuple[int, ...], cuts: tuple[int, ...]) -> list[tuple[SplitBlock, Types]]:
         """Blocks that these operators of one family form, without what surrounds them. Equal types are one object."""
         operators, n_run, blocks = self._problem.operators, self._problem.graph.n_run, []
-        for block in family_blocks(operators, members, together):
+        for block in family_blocks(operators, members, cuts):
             first, types = operators[block.operators[0]], block_types(self._problem.kernels, operators, block)
             outputs_only = computes_outputs_only(first, n_run)
             has_plain = any(cost.layout == PLAIN_LAYOUT for cost in types)  # which the device reads
@@ -209,6 +224,15 @@ def _biased_ffns(operators: Sequence[Operator], splittable: Sequence[bool]) -> d
         if can and operator.layer is not None and runs_alone(operator):
             found[operator.layer].append(i)
     return {layer: tuple(members) for layer, members in found.items() if is_biased_ffn([operators[i] for i in members])}
+
+
+def _alike(cuts: Sequence[Hashable]) -> tuple[int, ...]:
+    """For each the number of the first one that is equal: few patterns of many cuts."""
+    return tuple(map(cuts.index, cuts))
+
+
+def _in_run(types: Types) -> Types:
+    return tuple(replace(cost, block=replace(cost.block, in_run=True)) for cost in types)
 
 
 def _cuts_of(placement: Placement) -> Sequence[Hashable]:

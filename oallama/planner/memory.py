@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, floor
@@ -246,29 +246,54 @@ def ring_bytes(layers: CutBlocks, streaming: StreamSettings, n_g: int) -> int:
 
 
 def staging_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
-    """Bytes of the ring, of activations for the largest part of a block that the device computes, and of the biases of
+    """Bytes of the ring, of activations for the largest run of blocks that the device computes, and of the biases of
     experts in slots. layers, n_g: as in ring_bytes. llama.cpp may reserve as if the logits of all n_ubatch tokens were
     wanted, so the FFN behind the last attention counts like the others; of the logits themselves a few tokens' are
     computed at once."""
-    activations = hot = beside = 0
+    hot = beside = 0
     in_slots = sum(cost.block.biases * cut.n_hot * F32 for cost, cut in layers)  # these stay
     for cost, cut in set(layers):
         if cut.n_hot:
             follows = cost.use is not None and cost.use.follows  # batches are sent the biases of all experts then
             biases = cost.block.biases * cost.n_expert * F32 if follows else 0
             hot = max(hot, biases + cost.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
-            continue
-        if cost.block.held_each and not cost.routed and (cut.gg or cut.cg):
+        elif cost.block.held_each and not cost.routed and (cut.gg or cut.cg):
             beside = max(beside, cost.block.staging_bytes(cut.gg, n_ubatch, cut.cg))
-        streamed = _streamed(cost, cut, n_g)
-        if streamed or 0 < cut.gg < cost.block.extent:
-            computed = cut.cg + ceil((streamed - cut.cg) * n_g / n_ubatch)
-            by_host = cost.block.returned_each * cut.cc if cost.context.resident else 0  # elements, beside it
-            here = cost.block.staging_bytes(cut.gg, n_ubatch, computed, 1 + (0 < cut.cg < streamed))
-            activations = max(activations, by_host * n_ubatch * F32 + here)
+    activations = max((_run_bytes(run, n_ubatch, n_g) for run in set(_runs(layers))), default=0)
     if hot:  # what slices of a shared expert were sent and made stays until the rows of the others are joined
         activations = max(activations, hot + beside)
     return ring_bytes(layers, streaming, n_g) + activations + in_slots
+
+
+def _runs(layers: CutBlocks) -> Iterator[tuple[tuple[BlockType, Cut], ...]]:
+    """The blocks by the runs of the split back end in which they are computed."""
+    run: list[tuple[BlockType, Cut]] = []
+    for cost, cut in layers:
+        if run and not cost.block.in_run:
+            yield tuple(run)
+            run.clear()
+        run.append((cost, cut))
+    yield tuple(run)
+
+
+def _run_bytes(run: CutBlocks, n_ubatch: int, n_g: int) -> int:
+    """Activations of a run on the device: inputs, the results of blocks that it has computed, and what the one at hand
+    makes. A block that lives on the device reads its input there, and is sent what the host has of its result."""
+    shared = sent = kept = peak = 0
+    for cost, cut in run:
+        streamed = _streamed(cost, cut, n_g)
+        if cut.n_hot or not (streamed or 0 < cut.gg < cost.block.extent):
+            continue
+        computed = cut.cg + ceil((streamed - cut.cg) * n_g / n_ubatch)
+        held = cost.block.held(cut.gg, n_ubatch, computed, 1 + (0 < cut.cg < streamed))
+        if cost.context.resident:
+            ids = cost.gemms[0].mul_mat.n_expert_used if cost.routed else 0  # which lie apart there
+            sent += held.sent + (ids + cost.block.returned_each * cut.cc) * n_ubatch * F32
+        else:
+            shared, sent = max(shared, held.shared), sent + held.sent
+        peak = max(peak, kept + held.peak)
+        kept += held.kept
+    return shared + sent + peak
 
 
 def _streamed(cost: BlockType, cut: Cut, n_g: int) -> int:

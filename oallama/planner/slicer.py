@@ -149,10 +149,11 @@ class Slicer:
         return [self._with_use(block) for block in blocks] if self._hot else blocks
 
     def _with_use(self, block: Block) -> Block:
-        """FFNs of experts only: a mul-mat of experts that runs alone is sliced."""
-        layer, gemms = self._problem.operators[block.operators[0]].layer, block.types[0].gemms
+        """Whole FFNs of experts only: what else there is of experts is sliced."""
+        layer, cost = self._problem.operators[block.operators[0]].layer, block.types[0]
         use = None if layer is None else self._uses.get(layer)
-        if use is None or len(gemms) < 2 or not all(gemm.routed for gemm in gemms):
+        is_whole = cost.block.held_each and cost.block.returned
+        if use is None or not is_whole or not all(gemm.routed for gemm in cost.gemms):
             return block
         return replace(block, types=tuple(replace(cost, use=use) for cost in block.types))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.forced import N_UBATCH, Forced, ffn, forced, written
+from e2e.forced import N_UBATCH, Forced, ffn, forced, movable, written
 from e2e.logits import REAL, TOKENS, assert_stock, placed_logits
 from e2e.plugin_runs import counted
 from make_model import write_shape
@@ -16,8 +17,11 @@ from oallama.core.errors import PlanError
 from oallama.core.types import SPLIT_LAYOUT, StreamSettings
 from oallama.core.units import KIB
 from oallama.cost.blocks import split_blocks, takes_n_g
+from oallama.cost.slices import BlockContext, BlockType, Cut, Gemms
 from oallama.device.load_params import load_bridge
+from oallama.model.cut import cut_extent
 from oallama.model.shapes import qwen3
+from oallama.planner.memory import staging_bytes
 
 DEVICES = ("cpu-pair", "rpc-worker", REAL)
 
@@ -114,3 +118,26 @@ def test_what_streams_needs_a_device(f16: Path) -> None:
     for load in (case.engine, case.llama):
         with pytest.raises(PlanError, match="needs device"):
             load()
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_whatever_is_split_takes_the_memory_that_is_planned(resident: bool, q4_0: Path) -> None:
+    """Each subset of an FFN's mul-mats, and of attention's, with the others whole on the host or on the device."""
+    hidden, heads = ("ffn_gate", "ffn_up", "ffn_down"), ("attn_q", "attn_v", "attn_k")
+    subsets = [roles for of in (hidden, heads) for n in (1, 2, 3) for roles in combinations(of, n)]
+    for roles in subsets:
+        whole = (lambda o, roles=roles: movable(o) and o.role not in roles) if resident else None
+        case = forced(
+            q4_0, REAL, lambda o, roles=roles: 0.5 if o.role in roles else None, whole=whole, residents=resident
+        )
+        operators, extents = case.placer.operators, [cut_extent(operator) for operator in case.placer.operators]
+        gg = [round(p.gg * n) if p.cc else 0 for p, n in zip(case.plan.operators, extents, strict=True)]
+        context = BlockContext(resident=resident)
+        blocks = [(b, gg[b.operators[0]]) for b in split_blocks(operators, gg)]
+        layers = [(BlockType(b, Gemms(()), context=context), Cut(b.extent - n, 0, n)) for b, n in blocks]
+        planned = staging_bytes(layers, StreamSettings(), N_UBATCH, 0)
+        before = load_bridge().split().memory()
+        with case.llama() as llama:
+            assert_stock(placed_logits(llama, TOKENS), q4_0, TOKENS)
+            held = load_bridge().split().memory().device_compute - before.device_compute
+        assert planned - 1 * KIB <= held <= planned, (roles, held)

@@ -174,6 +174,9 @@ def test_an_ffn_is_one_block_and_everything_else_is_alone() -> None:
     ]  # fmt: skip
     assert groups(ffn(0) + ffn(1)) == [("ffn_gate", "ffn_up", "ffn_down")] * 2
     assert groups(ffn(0)[1:]) == [("ffn_up", "ffn_down")]
+    assert groups(ffn(0), [0, 32, 32]) == [("ffn_up",), ("ffn_down",)], "the gate is elsewhere, and so is the GLU"
+    assert groups(ffn(0)[:2]) == [("ffn_gate", "ffn_up")], "down is elsewhere"
+    assert groups(ffn(0), [32, 32, 64]) == [("ffn_gate", "ffn_up"), ("ffn_down",)]
     fused = [replace(operator("ffn_up", EMBD, 2 * FF), gate_up=True), ffn(0)[2]]
     assert groups(fused) == [("ffn_up", "ffn_down")]
     shared = [operator(f"{op.role}_shexp", *op.shape[:2]) for op in ffn(0)]
@@ -184,9 +187,9 @@ def test_an_ffn_is_one_block_and_everything_else_is_alone() -> None:
 
 def test_what_cannot_run_as_one_is_split_operator_by_operator() -> None:
     alone = [("ffn_gate",), ("ffn_up",), ("ffn_down",)]
-    assert groups(ffn(0), [32, 32, 64]) == alone, "cut at different elements"
-    assert groups(ffn(0)[:2]) == alone[:2], "down is elsewhere"
-    assert groups([*ffn(0)[:2], operator("ffn_down", 2 * FF, EMBD)]) == alone, "of another width"
+    assert groups(ffn(0), [64, 32, 32]) == alone, "cut at different elements"
+    wide = [ffn(0)[0], operator("ffn_up", EMBD, 2 * FF), ffn(0)[2]]
+    assert groups(wide) == alone, "of another width"
     assert len(groups(experts(biased=True))) == 3, "a bias of each expert comes between"
     assert groups(ffn(0), [32, 0, 32]) == [("ffn_gate",), ("ffn_down",)], "up is not split"
 
@@ -240,7 +243,10 @@ def test_activations_and_weights_of_a_block() -> None:
     (cols,) = split_blocks([ffn(0)[2]], [32])
     assert (cols.upload_bytes(256, 7), cols.download_bytes(256, 7)) == (7 * 256 * 4, 7 * EMBD * 4)
     (halves,) = split_blocks([replace(operator("ffn_up", EMBD, 2 * FF), gate_up=True)], [32])
-    assert (halves.extent, halves.download_bytes(256, 7)) == (FF, 7 * 2 * 256 * 4)
+    assert (halves.extent, halves.download_bytes(256, 7)) == (FF, 7 * 256 * 4), "the GLU has been applied"
+    (hidden,) = split_blocks(ffn(0)[:2], [256] * 2)
+    assert (hidden.upload_bytes(256, 7), hidden.download_bytes(256, 7)) == (7 * EMBD * 4, 7 * 256 * 4)
+    assert hidden.staging_bytes(256, 7, 512) == (EMBD + 256 + 3 * 512) * 7 * 4
     assert slice_weights(ffn(0) + ffn(1), [256] * 3 + [64] * 3) == block.weight_bytes(256) + block.weight_bytes(64)
     assert slice_weights(ffn(0), []) == 0
 

@@ -16,7 +16,6 @@ from oallama.core.types import Operator, Phase
 from oallama.cost.slices import BlockType, Cut
 from oallama.cost.whole import Costs, placement_seconds
 from oallama.planner.affinity import fill
-from oallama.planner.cutting import CutBlocks
 from oallama.planner.memory import staging_bytes
 from oallama.planner.placement import Placement, operators_on_cpu
 from oallama.planner.policies.registry import MemoryBudget
@@ -152,5 +151,12 @@ def on_cpu(module: Module) -> Module:
 
 def staging_of(slicer: Slicer, found: Sequence[Module]) -> int:
     """Bytes of the device that the cuts of these modules need beside weights."""
-    layers: CutBlocks = [module.cut for module in found if module.cut is not None]
+    layers: list[tuple[BlockType, Cut]] = []
+    before = -1
+    for module in found:
+        if module.cut is not None:
+            cost, cut = module.cut
+            follows = module.operators[0] == before + 1
+            layers.append((cost if follows or not cost.block.in_run else cost.outside_run, cut))
+            before = module.operators[-1]
     return staging_bytes(layers, slicer.on.streaming, slicer.workload.largest_batch, 0)
