@@ -192,8 +192,9 @@ depth_option = option(
 )  # fmt: skip
 
 batch_option = option(
-    "-b", "--batch-size", "n_batch", type=count(1), metavar="N", group=Group.DEVICE, advanced=True, show_default="2048",
-    help="Logical batch size in tokens.",
+    "-b", "--batch-size", "n_batch", type=count(1), metavar="N", group=Group.DEVICE, advanced=True,
+    show_default="a micro-batch; tune, bench: 2048",
+    help="Logical batch size in tokens.\f llama.cpp can stop reading a prompt between two batches.",
 )  # fmt: skip
 ubatch_option = option(
     "-ub", "--ubatch-size", "n_ubatch", type=count(1), metavar="N", group=Group.DEVICE, advanced=True,

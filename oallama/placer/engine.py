@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
 POOLING = "mean"  # of embeddings, as `oallama serve` has it
 
-PATIENT_BATCH = 64
-"""Tokens of a prompt that the CPU alone reads at a time where a person may stop it. llama-server looks up only between
-batches, and 512 tokens of an 8B took a core a minute; they are no faster by the token (7.2 tokens/s in batches of 512,
-8.4 of 64, 7.6 of 32 and of 16)."""
-
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -92,9 +87,7 @@ def open_engine(
         check_device(plan, named.device, spec)
 
         def started(address: Address, folder: Path) -> Launch:
-            n_batch = plan.workload.n_ubatch
-            if options.interactive and named.device == "none":
-                n_batch = min(n_batch, PATIENT_BATCH)
+            n_batch = placer.options.n_batch or (None if options.interactive else plan.workload.n_ubatch)
             settings = ServerSettings(
                 address, 1, placer.threads, n_batch, Path(model.path).name, POOLING if embedding else None,
                 cache_mib=0, chats=chats, shown=False, goes_back=not options.once, more=more, projector=options.mmproj,

@@ -29,6 +29,7 @@ ON_CPU = ("--device", "none", "-t", "1")
 LETTERS = f"root ::= {'line ' * 10}\nline ::= [a-z ]{{1000}}"  # that end no sooner, and are whole characters
 WARM = (*ON_CPU, "--temp", "1.5", "-c", "32768", "--grammar", LETTERS)
 FIGURES = re.compile(r"prompt (\d+) tokens?(?: \((\d+) cached\))?, .*? · answer (\d+) token")
+PROGRESS = re.compile(r"(\d+) of (\d+) tokens")
 READY, TAKEN = "\x1b[?2004h", "\x1b[?2004l"  # a prompt begins and ends: pasted text is marked in between
 BUSY = re.compile(r"\r[a-z ]+: \d+ s\x1b\[K\r")  # what takes long, until there is an answer
 ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])")
@@ -214,7 +215,10 @@ def test_a_session_begins_at_once_says_what_tuning_gains_and_never_measures(comm
 
 
 def test_ctrl_c_stops_an_answer_commands_are_completed_and_what_was_typed_is_remembered(chatty, tmp_path):
-    history = tmp_path / "chat-history"
+    """Also while a prompt is read."""
+    history, talk = tmp_path / "chat-history", tmp_path / "talk.json"
+    said = [("user", "once upon a time " * 1500), ("assistant", "an end")]
+    talk.write_text(json.dumps({"messages": [{"role": role, "content": content} for role, content in said]}))
     with Typist("chat", chatty, *WARM, "--verbose", OALLAMA_CACHE_DIR=str(tmp_path)) as person:
         person.wait(READY)
         person.wait_for_answer("hello")
@@ -228,6 +232,14 @@ def test_ctrl_c_stops_an_answer_commands_are_completed_and_what_was_typed_is_rem
         _, cached, written = map(int, FIGURES.search(person.ask("and now?")).groups())
         assert written <= 5 and cached > 10  # the answer that was stopped is there
         assert "half a line" not in person.ask("/show conversation")
+        person.ask(f"/load {talk}")
+        person.type("/retry\r")
+        person.wait("reading the prompt, ")
+        person.type("\x03")
+        until_stopped = person.wait("stopped")
+        assert all(int(n) < int(of) for n, of in PROGRESS.findall(until_stopped.replace(",", "")))
+        person.wait(READY)
+        assert int(FIGURES.search(person.ask("/clear") + person.ask("and now?")).group(3)) <= 5
         person.ask("a message to remember")
         person.type("/by")
         person.wait("/by")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import random
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from e2e.logits import QUANTISED_NMSE, TOKENS, assert_stock, nmse, placed_logits
 from e2e.script import started
 from gguf_factory import write_gguf
 from processes import ROOT, children_with, must_end, until
-from seeds import ALL, crossed
+from seeds import ALL, FRESH, crossed
 
 import ggml_bridge
 from oallama.core.errors import DeviceError, ModelFileError, PlanError, UsageError
@@ -39,6 +42,7 @@ pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
 STORIES = ROOT / "models" / FILE  # whose text is whole characters, as a random model's is not
 ENDLESS: dict[str, Any] = {"max_tokens": -1, "grammar": 'root ::= "a" root'}  # to the end of the context
+LONG = [1 + i % 200 for i in range(6_000)]  # a prompt that takes long to read
 
 
 @pytest.fixture(scope="module")
@@ -479,18 +483,71 @@ def test_an_engine_outlives_the_thread_that_made_it(f16: Path) -> None:
     must_end(worker)
 
 
+@contextlib.contextmanager
+def beside_a_worker(endless: Path) -> Iterator[tuple[Engine, int]]:
+    """An engine whose attention is on a worker, and the worker's process."""
+    case = forced(endless, "rpc-worker", whole=attention, n_ctx=ENDLESS_CTX)
+    before = workers()
+    with case.engine() as engine:
+        (worker,) = workers() - before
+        yield engine, worker
+
+
+@pytest.fixture(scope="module")
+def worker_engine(endless: Path) -> Iterator[tuple[Engine, int]]:
+    with beside_a_worker(endless) as engine:
+        yield engine
+
+
+def test_forty_ctrl_c_end_what_is_read_or_answered_within_a_second(worker_engine: tuple[Engine, int]) -> None:
+    """Beside a device, half of them while a prompt is read. llama-server reads it no further: the next answer does not
+    wait for it. Two of the forty may wait for a core here."""
+    engine, moments, main = worker_engine[0], random.Random(FRESH), threading.main_thread().ident or 0
+    began = time.monotonic()
+    engine.generate(LONG, max_tokens=1)
+    whole_s = time.monotonic() - began
+    sent: list[float] = []
+    ended_s, answered_s = [], []
+
+    def interrupt() -> None:
+        sent.append(time.monotonic())
+        signal.pthread_kill(main, signal.SIGINT)
+
+    for number in range(40):
+        reads, begun = number % 2 == 0, threading.Event()
+        least = moments.random() * (len(LONG) / 4 if reads else 20)  # tokens that are read, or pieces of the answer
+
+        def progress(n: int, least: float = least, begun: threading.Event = begun) -> None:
+            if n >= least and not begun.is_set():
+                begun.set()
+                threading.Timer(moments.random() * 0.01, interrupt).start()
+
+        with pytest.raises(KeyboardInterrupt):
+            if reads:
+                engine.stream(LONG, max_tokens=1, on_progress=lambda n, _, told=progress: told(n)).rest()
+            else:
+                for n, _ in enumerate(engine.stream("once", **ENDLESS)):
+                    progress(n)
+        ended_s.append(time.monotonic() - sent[-1])
+        if reads:
+            assert engine.generate("once", max_tokens=2, temperature=0).n_gen == 2
+            answered_s.append(time.monotonic() - sent[-1])
+    assert sorted(ended_s)[-3] < 1
+    assert sorted(answered_s)[len(answered_s) // 2] < whole_s / 3
+
+
 @pytest.mark.parametrize("killed", ["llama-server", "worker"])
 def test_what_is_killed_below_is_an_error_of_the_call(
     killed: str, endless: Path, request: pytest.FixtureRequest
 ) -> None:
-    if killed == "llama-server":
-        request.getfixturevalue("stub_server")
-    case = forced(endless, "rpc-worker", whole=attention, n_ctx=ENDLESS_CTX)
-    before = workers()
-    with case.engine() as engine:
+    with contextlib.ExitStack() as stack:
+        if killed == "worker":
+            engine, worker = request.getfixturevalue("worker_engine")
+        else:
+            request.getfixturevalue("stub_server")
+            engine, worker = stack.enter_context(beside_a_worker(endless))
         stream = engine.stream("once", **ENDLESS)
         next(stream)
-        (worker,) = workers() - before
         os.kill(engine.pid if killed == "llama-server" else worker, signal.SIGKILL)
         with pytest.raises(DeviceError, match=r"^llama-server ended: SIG") as caught:
             stream.rest()

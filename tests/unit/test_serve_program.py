@@ -113,6 +113,14 @@ def test_it_is_started_with_the_plan_as_asked_for(tmp_path, settings, has, has_n
         assert f" {part} " in words
 
 
+def test_a_prompt_is_read_in_batches_that_somebody_who_leaves_can_wait_for(tmp_path):
+    """llama-server looks up only between batches: of a micro-batch, and of few tokens on the CPU alone."""
+    workload = replace(WHOLE.workload, n_ubatch=256)
+    on_card = launched(tmp_path, replace(WHOLE, workload=workload), pooling=None).command
+    on_cpu = launched(tmp_path, replace(WHOLE, workload=workload, device="none", n_gpu_layers=0), pooling=None).command
+    assert [words[words.index("--batch-size") + 1] for words in (on_card, on_cpu)] == ["256", "64"]
+
+
 def test_the_key_is_told_to_it_alone_and_variables_behind_our_back_to_nobody(tmp_path):
     keys = {"OALLAMA_API_KEY": "other", "LLAMA_API_KEY": "other"}
     assert launched(tmp_path, environment=keys).environment.keys() & keys.keys() == set()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from oallama.run.engine import Engine
 
 ANSWER_SHARE = 1 / 8  # of the context that a prompt leaves for the answer, else the oldest exchanges are dropped
+READING, STOPPING = "reading the prompt", "finishing the stopped batch"  # llama-server looks up only behind one
 KEPT_SHARE = 3 / 4  # of the context that they are dropped down to, so that it does not happen with every message
 
 
@@ -47,6 +48,7 @@ class ChatSession:
         self.conversation = conversation  # also what the model does not see any more
         self._n_dropped = 0  # oldest exchanges that the model does not see any more
         self._n_retries = 0  # of the last question
+        self._doing = READING  # until llama-server tells its progress
 
     def begin(self, conversation: Conversation) -> None:
         """Continue another conversation. Raises UsageError for a system prompt if the model has no chat template."""
@@ -95,6 +97,7 @@ class ChatSession:
             generation = self._written(stream, shown)
         except KeyboardInterrupt:
             self._keep(asked, shown)
+            self._doing = STOPPING
             stream.close()
             raise
         self._keep(asked, shown)
@@ -104,7 +107,8 @@ class ChatSession:
     def _written(self, stream: Stream, shown: list[str]) -> Generation:
         clean = is_terminal(sys.stdout)
         try:
-            for piece in awaited(stream, "reading the prompt"):
+            for piece in awaited(stream, self._doing):
+                self._doing = READING
                 shown.append(piece)
                 write_piece(piece, clean)
             return stream.rest()
