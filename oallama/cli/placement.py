@@ -116,16 +116,23 @@ class PlacementOptions:
         workload = self.step.workload(workload)
         placer.drafter = self.step.drafter(placer)
         tuned = self.gate and self.policy.is_auto and (not self.step.drafts or self.step.is_tuned(placer))
+        on_cpu = self.policy.keeps_to_cpu(placer)
         if self.step.drafts and not tuned:
-            return self._noted(self.step.plan(placer, workload, self.policy.plan)), False
-        if self.policy.keeps_to_cpu(placer):
-            return placer.plan("cpu", workload=workload, measure=False), False
+            planned = cpu_plan if on_cpu and placer.drafter is None else self.policy.plan
+            return self._noted(self.step.plan(placer, workload, planned)), False
+        if on_cpu:
+            return cpu_plan(placer, workload), False
         from oallama.placer.tuned import in_tuned_context
         from oallama.planner.placement import with_used_experts
 
         if tuned:
             workload = in_tuned_context(placer, workload)
-            return (measured(placer, workload).plan, False) if self.tune == "before" else at_once(placer, workload)
+            if self.tune == "before":
+                return measured(placer, workload).plan, False
+            plan, is_untuned = at_once(placer, workload)
+            if is_untuned and plan.draft is None:
+                self.step.tell_waiting(placer, plan)
+            return plan, is_untuned
         plan = self._noted(self.policy.plan(placer, workload))
         return with_used_experts(plan, placer.operators, placer.routing), False
 
@@ -133,6 +140,11 @@ class PlacementOptions:
         for note in plan.notes:
             log(f"note: {note}")
         return plan
+
+
+def cpu_plan(placer: Placer, workload: Workload) -> Plan:
+    """The plan of the CPU alone, for which nothing is measured."""
+    return placer.plan("cpu", workload=workload, measure=False)
 
 
 def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorator] = ()) -> Decorator:

@@ -11,6 +11,7 @@ import click
 from oallama.cli.help import Group, option, passed_options
 from oallama.cli.model_file import model_file
 from oallama.cli.options import as_record, count
+from oallama.cli.output import log
 from oallama.core.errors import UsageError
 from oallama.core.types import NGRAM, DecodeStep, Workload
 from oallama.run.server_options import repeated_drafts
@@ -67,6 +68,15 @@ class StepOptions:
     def is_tuned(self, placer: Placer) -> bool:
         """Whether tuning measures plans with these drafts: by a model, for one request."""
         return placer.drafter is not None and placer.has_device and (self.expected or 1) == self.slots == 1
+
+    def tell_waiting(self, placer: Placer, plan: Plan) -> None:
+        """Say that drafts are made once tuning has found them to pay. plan: the one in use until then. Raises
+        DraftDoesNotFit."""
+        from oallama.placer.drafter import check_room
+
+        if (drafter := placer.drafter) is not None:
+            check_room(placer, drafter.least_bytes, plan.memory.limit)  # more of it is known once the card is timed
+            log("note: no drafts until `oallama tune` has measured whether they pay here; --no-gate uses them now")
 
     def plan(self, placer: Placer, workload: Workload, plan: Callable[[Placer, Workload], Plan]) -> Plan:
         """The plan with the drafts that are asked for. Raises as planned_with_drafts."""

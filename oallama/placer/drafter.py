@@ -48,6 +48,7 @@ class Drafter(Protocol):
 
     most_drafts: int
     flags: tuple[str, ...]  # that ask for it
+    least_bytes: int  # of the device, of its weights, that plans beside it must leave free
 
     @property
     def identity(self) -> str:
@@ -86,6 +87,7 @@ class DraftModel:
         check_same_vocabulary(placer.model.path, path)
         self.flags: tuple[str, ...] = ("-md", path)
         self._on_device, self._of = placer.has_device, placer
+        self.least_bytes = sum(operator.bytes for operator in self.placer.operators) if self._on_device else 0
         self._problem = cache(lambda flash_attn: self.placer.problem(flash_attn))
 
     @property
@@ -143,6 +145,7 @@ class MtpBlock:
 
     name, identity, most_drafts = "the model's last block (MTP)", "draft-mtp", len(PUBLISHED)
     flags: tuple[str, ...] = ("--spec", "mtp")
+    least_bytes = 0
 
     def __init__(self, placer: Placer) -> None:
         """Raises ModelFileError, and UsageError for a model without such a block, or with several."""
@@ -262,12 +265,17 @@ def placer_beside(placer: Placer, n_bytes: int, limit: int) -> Placer:
     DraftDoesNotFit."""
     if not n_bytes:
         return placer
-    if n_bytes >= limit:
-        said = "the draft model", "use a smaller one, or a shorter context (-c)"
-        raise DraftDoesNotFit(n_bytes, limit, str(placer.device), *said)
+    check_room(placer, n_bytes, limit)
     vram = vram_beside(limit, placer.options.vram_fill, n_bytes, str(placer.device), "", "")
     options = replace(placer.options, vram=vram)
     return type(placer)(placer.model, placer.operators, placer.tensor_names, options, placer.profile())
+
+
+def check_room(placer: Placer, n_bytes: int, limit: int) -> None:
+    """Raises DraftDoesNotFit where a draft model takes all of the device's memory that may be used."""
+    if n_bytes and n_bytes >= limit:
+        said = "the draft model", "use a smaller one, or a shorter context (-c)"
+        raise DraftDoesNotFit(n_bytes, limit, str(placer.device), *said)
 
 
 def beside_drafts(

@@ -12,7 +12,7 @@ import pytest
 from e2e.forced import ffn, forced, movable
 from gguf_factory import write_gguf
 from make_model import main
-from processes import ROOT
+from processes import ROOT, here
 
 from oallama.cli.speculation import StepOptions
 from oallama.core.errors import DraftDoesNotFit, UsageError
@@ -175,3 +175,17 @@ def test_a_draft_model_that_does_not_fit_is_wrong_usage() -> None:
     ):
         placer_beside(placer, 2 << 30, 1 << 30)
     assert DraftDoesNotFit.exit_code == 2
+
+
+@pytest.mark.usefixtures("stub_server")
+def test_a_run_that_is_not_tuned_says_that_it_makes_no_drafts() -> None:
+    """And refuses a draft model that could make none."""
+    asked = ("run", STORIES, "Once", "-n", 2, "-md", STORIES, "--device", "rpc-worker")
+    assert "note: no drafts until `oallama tune` has measured" in here(*asked).stderr
+    assert "the draft model needs" in here(*asked, "--vram", "1MiB", code=2).stderr
+
+
+@pytest.mark.usefixtures("stub_server")
+def test_drafts_of_repeated_text_on_the_cpu_alone_need_no_measuring(tmp_path: Path) -> None:
+    here("run", STORIES, "Once", "-n", 2, "--spec", "ngram", "--device", "none", cache=tmp_path)
+    assert not list(tmp_path.glob("profile-*"))
