@@ -227,7 +227,8 @@ class ClassResult:
     @property
     def _reason(self) -> str:
         if ab_test := self.open:
-            may = f"may be {ab_test.promised:.2g}× faster" if ab_test.promised else "is not yet distinguishable from it"
+            told = f"{ab_test.promised or 1:.2g}"
+            may = "is not yet distinguishable from it" if told == "1" else f"may be {told}× faster"
             so_far = f", {' so far ('.join(_texts(ab_test))})" if ab_test.ratio else ""
             return f"; {_who(ab_test)} {may}{so_far}"
         if best := max(

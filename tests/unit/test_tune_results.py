@@ -171,7 +171,8 @@ def test_a_sentence_says_what_is_used_and_why():
     using = "using llama.cpp's placement"
     assert of_class(ab_test(promised=1.53), lost).sentence == f"short questions: {using}; split may be 1.5× faster"
     assert " so far (" in of_class(ab_test(1.5, 0.9, 1.2, 1.3, promised=1.5)).sentence
-    assert of_class(ab_test()).sentence.endswith("split is not yet distinguishable from it")
+    for promised in (None, 1.02):
+        assert of_class(ab_test(promised=promised)).sentence.endswith("split is not yet distinguishable from it")
     assert f"{using}: the CPU alone is 0.80× as fast (0." in of_class(lost).sentence
     assert "not measurably faster" in of_class(ab_test(*[1.0, 1.01] * 10)).sentence
     assert of_class(kind=PAGE).sentence == f"pages: {using}: no plan is predicted to be faster"
