@@ -202,7 +202,10 @@ class _Measurement:
                 broken = crash.get("fingerprint", {}).get("broken_layouts", broken)
                 profile = merged(profile, self._fragments)
             except KeyboardInterrupt:
-                self.shown.say("interrupted; finished measurements are kept, and the same command continues")
+                kept = (
+                    "" if self.journal.is_lost else "; finished measurements are kept, and the same command continues"
+                )
+                self.shown.say(f"interrupted{kept}")
                 raise
             except ChildError as error:
                 found = named_error(error.type_name, str(error))
@@ -258,7 +261,8 @@ class _Measurement:
             what = f"the measuring process died at its start ({died})"
             remedy = "check the device and the installation with `oallama doctor`"
             return ProfileError(f"{what}; {remedy}") if spec == "none" else DeviceError(f"{spec}: {what}; {remedy}")
-        kept = "finished measurements are kept; run the same command again to continue"
+        again = "run the same command again"
+        kept = again if self.journal.is_lost else f"finished measurements are kept; {again} to continue"
         if task["device"] != CPU_DEVICE:
             return DeviceError(f"the device {spec} was lost while measuring {task['start']} ({died}); {kept}")
         return ProfileError(f"measuring {task['start']} ended the process ({died}); {kept}, or run `oallama doctor`")

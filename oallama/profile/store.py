@@ -198,19 +198,19 @@ class Journal:
 
     def __init__(self, path: Path, on_fault: OnFault = lambda fault: None) -> None:
         """path: the profile's; the journal lies beside it. on_fault: gets the ProfileError if the folder cannot be
-        written, from then on nothing is."""
+        written; from then on it is_lost."""
         self.path = path.with_suffix(".journal")
-        self._on_fault, self._lost = on_fault, False
+        self._on_fault, self.is_lost = on_fault, False
 
     def append(self, fragment: dict[str, Any]) -> None:
         """Write a fragment to the file at once."""
-        if self._lost:
+        if self.is_lost:
             return
         try:
             with _writing_in(self.path.parent), open(self.path, "a", encoding="utf-8", opener=owner_only) as file:
                 file.write(f"\n{json.dumps(fragment, allow_nan=False)}\n")  # the line before may be cut off
         except ProfileError as fault:
-            self._lost = True
+            self.is_lost = True
             self._on_fault(fault)
 
     def read(self) -> list[dict[str, Any]]:

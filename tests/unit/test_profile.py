@@ -636,6 +636,9 @@ def test_a_cache_that_cannot_be_written_costs_one_note(refresh, tmp_path, monkey
     assert Machine().profile(DENSE, refresh=refresh, progress=True).cases, "what was measured is there"
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert len(notes) == 1 and FOLDER_VARIABLE in notes[0] and "measurements are not kept" in notes[0]
+    with pytest.raises(KeyboardInterrupt):
+        Machine(interrupted_after=40).profile(DENSE, refresh=refresh, progress=True)
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
 
 
 def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
