@@ -189,3 +189,21 @@ def test_ctrl_c_ends_the_comparison_too(matrix):
         _, told = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and "Traceback" not in told
     must_end(child.pid)
+
+
+def test_ctrl_c_ends_a_comparison_that_is_being_started(matrix):
+    program = (
+        "import signal, subprocess, sys; from oallama.cli import main\n"
+        "from oallama_contrib.matrix import command as bench_matrix\n"
+        "real = subprocess.Popen\n"
+        "def interrupted(words, **options):\n"
+        "    child = real([sys.executable, '-c', 'import time; time.sleep(600)'], **options)\n"
+        "    print('started', child.pid, file=sys.stderr)\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "    return child\n"
+        "bench_matrix.subprocess.Popen = interrupted\n"
+        "main.main(['bench', '--matrix', 'm.toml'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    must_end(int(done.stderr.split()[1]))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from click.core import ParameterSource
 from oallama.cli.output import check_result, deliver, emit_json, is_terminal, log, show
 from oallama.core.errors import UsageError
 from oallama.core.files import lock_file
+from oallama.device.interrupt import held_interrupt
 from oallama_contrib.matrix.cells import Cell, Outcome, ResultFile, measured_tests, read_matrix
 
 BESIDE = ("matrix", "output", "as_json", "progress")
@@ -95,15 +97,15 @@ def measured(cell: Cell) -> Outcome:
     """Run the cell in its own process. A KeyboardInterrupt ends it."""
     start, pipe = time.monotonic(), subprocess.PIPE
     words = [sys.executable, "-m", "oallama", "bench", *cell.command, "--json", "--no-progress"]
-    with subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True, encoding="utf-8",
-        errors="replace",
-    ) as child:  # fmt: skip
-        try:
-            out, told = child.communicate()
-        except BaseException:
-            _end(child)
-            raise
+    with ExitStack() as started:
+        with held_interrupt():  # as long as nobody would end it
+            child = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True, encoding="utf-8",
+                errors="replace",
+            )  # fmt: skip
+            started.enter_context(child)
+            started.callback(_end, child)
+        out, told = child.communicate()
     status = child.returncode
     if status in (130, 143):
         raise KeyboardInterrupt
@@ -114,14 +116,14 @@ def measured(cell: Cell) -> Outcome:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """End a comparison and its arms."""
+    """End a comparison and its arms, if it has not ended."""
+    if child.poll() is not None:
+        return
     try:
         os.killpg(child.pid, signal.SIGINT)
         child.wait(GRACE_S)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _tell(result: ResultFile, cells: Sequence[Cell], as_json: bool) -> None:
