@@ -17,7 +17,7 @@ from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
 from oallama.core.text import is_text
 from oallama.core.units import format_bytes
-from oallama.report.text import model_title, policy_on, printable
+from oallama.report.text import model_title, plural, policy_on, printable
 from oallama.run.conversation import Conversation
 
 _NAME = re.compile(r"/(\?|[a-z]+)?(?:\s|$)")
@@ -112,10 +112,9 @@ def _unquoted(text: str) -> str:
 
 
 def _show(session: ChatSession, topic: str) -> None:
-    topic = {"parameters": "settings", "": "all"}.get(topic, topic)
-    if topic != "all" and topic not in TOPICS:
+    if topic and topic not in TOPICS:
         raise UsageError(f"unknown topic {topic}; choose from {', '.join(TOPICS)}")
-    chosen = ("model", "placement", "speeds", "settings") if topic == "all" else (topic,)
+    chosen = (topic,) if topic else ("model", "placement", "speeds", "settings")
     log("\n".join(line for name in chosen for line in TOPICS[name](session)))
 
 
@@ -191,8 +190,7 @@ def _load(session: ChatSession, path: str) -> None:
         raise UsageError("/load needs the name of a file from /save")
     source = home(unquoted(path))
     session.begin(Conversation.from_json(text_of_file(source, "conversation")))
-    n = session.conversation.n_exchanges
-    log(f"read {source}: {n} exchange{'' if n == 1 else 's'}; the next message continues it")
+    log(f"read {source}: {plural(session.conversation.n_exchanges, 'exchange')}; the next message continues it")
 
 
 def home(path: str) -> str:
