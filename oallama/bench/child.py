@@ -88,7 +88,7 @@ def _timer(loaded: LoadedModel, setting: Setting) -> ContextTimer:
     vocab = api.llama_model_get_vocab(loaded.model)
     bos = int(api.llama_vocab_bos(vocab)) if api.llama_vocab_get_add_bos(vocab) else None
     n_ctx = setting.load.n_ctx
-    tokens = bench_tokens(n_ctx, int(api.llama_vocab_n_tokens(vocab)), setting.seed, bos)
+    tokens = bench_tokens(n_ctx, int(api.llama_vocab_n_tokens(vocab)), bos)
     if setting.of_text:
         with suppress(UsageError):  # the model has no vocabulary
             tokens = text_tokens(n_ctx, vocab, bos)

@@ -37,13 +37,13 @@ def default_arms(placer: Placer) -> tuple[str, ...]:
 
 
 def setting_of(placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH, **others: Any) -> Setting:
-    """The placer's device, threads, attention and memory cap for arms; others: cpus, seed. Raises what a no_alloc load
-    raises."""
+    """The placer's device, threads, attention and memory cap for arms; others: cpus, of_text. Raises what a no_alloc
+    load raises."""
     load = stock_load(placer, n_ctx, n_ubatch, n_batch)
     return Setting(load, memory_cap(placer, load), **others)
 
 
-def shared_setting(placer: Placer, tests: Sequence[BenchTest], cpus: tuple[int, ...] = (), seed: int = 0) -> Setting:
+def shared_setting(placer: Placer, tests: Sequence[BenchTest], cpus: tuple[int, ...] = ()) -> Setting:
     """The setting that all arms share, from the placer's options. Without -c the context holds the longest prompt,
     generation and depth of the tests together, for which plans are made.
 
@@ -60,7 +60,7 @@ def shared_setting(placer: Placer, tests: Sequence[BenchTest], cpus: tuple[int, 
     if emulated is not None and emulated.cpus in cpus:
         raise UsageError(f"--cpus: the emulated device keeps core {emulated.cpus} for itself; remove it from the list")
     batches = (options.n_ubatch or STOCK_UBATCH, options.n_batch or STOCK_BATCH)
-    return setting_of(placer, n_ctx, *batches, cpus=cpus, seed=seed)
+    return setting_of(placer, n_ctx, *batches, cpus=cpus)
 
 
 def prepare(maker: ArmMaker, arms: Sequence[str], **options: Any) -> Bench:
@@ -82,7 +82,6 @@ def prepare(maker: ArmMaker, arms: Sequence[str], **options: Any) -> Bench:
             "model_fingerprint": placer.model.fingerprint,
             "device": setting.load.device,
             "n_ctx": setting.load.n_ctx,
-            "seed": setting.seed,
             "cpus": list(setting.cpus),
             "planned_for": asdict(maker.workload),
         },

@@ -77,7 +77,6 @@ class Setting:
     load: LoadSettings
     cap: Cap = Cap()  # noqa: RUF009 - frozen
     cpus: tuple[int, ...] = ()
-    seed: int = 0
     of_text: bool = False  # tokens are those of a text, of a model that has a vocabulary; else random
 
     def changed(self, **changes: Any) -> Setting:

@@ -161,7 +161,7 @@ class ServerArm:
         return Sample(prompt_s if test.n_prompt else 0.0, test.n_gen * token_s)
 
     def _prompts(self, n_prompt: int) -> list[list[int]]:
-        rng = random.Random(self.spec.setting.seed)
+        rng = random.Random(0)
         n_vocab = self._arms.placer.model.n_vocab
         return [[rng.randrange(3, n_vocab) for _ in range(n_prompt)] for _ in range(self._arms.n_parallel)]
 

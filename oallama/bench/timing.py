@@ -21,9 +21,9 @@ LEAST_S = 0.1
 MOST_RUNS = 50
 
 
-def bench_tokens(n_tokens: int, n_vocab: int, seed: int, first: int | None) -> list[int]:
+def bench_tokens(n_tokens: int, n_vocab: int, first: int | None) -> list[int]:
     """The tokens of every position, the same for all arms: random ones of the vocabulary, after `first` (BOS)."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     tokens = [rng.randrange(n_vocab) for _ in range(n_tokens)]
     if first is not None and tokens:
         tokens[0] = first

@@ -247,8 +247,6 @@ request_options = as_record(
     "--cpus", type=parsed(parse_cpus), metavar="LIST", group=Group.TIMED, advanced=True,
     help="Pin the arms to these CPUs, e.g. 0 or 0-3.",
 )  # fmt: skip
-@option("--seed", type=count(0), default=0, show_default=True, metavar="N", group=Group.TIMED, advanced=True,
-        help="Seed for the random tokens.")  # fmt: skip
 @option("--reload", is_flag=True, group=Group.TIMED, advanced=True,
         help="Reload each arm for each turn, as is done if not all fit at once.")  # fmt: skip
 @gate_option
@@ -265,7 +263,6 @@ def command(
     policy: PolicyOptions,
     profile: str | None,
     cpus: tuple[int, ...] | None,
-    seed: int,
     reload: bool,
     gate: bool,
     refresh_gate: bool,
@@ -302,7 +299,7 @@ def command(
     placer = Placer.of_file(model, options, profile)
     check_core(placer.device)
     note_unused(placer)
-    setting = shared_setting(placer, tests, cpus or (), seed)
+    setting = shared_setting(placer, tests, cpus or ())
     auto = partial(tuned_arm, refresh=refresh_gate) if gate else None
     with turn_bar(progress) as shown:
         drafter = None if requests.draft_model is None else DraftModel(placer, model_file(requests.draft_model))
