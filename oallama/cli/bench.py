@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from oallama.bench.ab import Bench, Start
     from oallama.bench.records import BenchResult
     from oallama.placer import Placer
+    from oallama.placer.drafter import Drafter
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
@@ -189,6 +190,12 @@ class RequestOptions:
     accepted: tuple[float, ...] | None
     n_parallel: int
 
+    def drafter(self, placer: Placer) -> Drafter | None:
+        """The draft model, beside the placer's model; None if none is named."""
+        from oallama.placer.drafter import DraftModel
+
+        return None if self.draft_model is None else DraftModel(placer, model_file(self.draft_model))
+
     def start(self, placer: Placer, bench: Bench) -> Start:
         """How arms are started: in llama-server where one of them needs it. Raises UsageError for tests with a
         depth, which it has not."""
@@ -287,7 +294,6 @@ def command(
     from oallama.bench.prepare import bench_tests, default_arms, prepare, shared_setting
     from oallama.device.emulated_link import check_core
     from oallama.placer import Placer
-    from oallama.placer.drafter import DraftModel
     from oallama.profile.acceptance import PUBLISHED
 
     if refresh_gate and not gate:
@@ -302,10 +308,9 @@ def command(
     setting = shared_setting(placer, tests, cpus or ())
     auto = partial(tuned_arm, refresh=refresh_gate) if gate else None
     with turn_bar(progress) as shown:
-        drafter = None if requests.draft_model is None else DraftModel(placer, model_file(requests.draft_model))
         step = DecodeStep(requests.n_parallel, n_slots=requests.n_parallel)
         rates = requests.accepted or PUBLISHED
-        maker = ArmMaker(placer, setting, tests, policy.rules, shown, auto, step, drafter, rates)
+        maker = ArmMaker(placer, setting, tests, policy.rules, shown, auto, step, requests.drafter(placer), rates)
         n_rounds, resident = -(-repetitions // 2), False if reload else None
         bench = prepare(maker, arms or default_arms(placer), n_rounds=n_rounds, resident=resident)
         result = run_bench(bench, shown, results.save, requests.start(placer, bench))
