@@ -115,6 +115,11 @@ class SplitBackend:
         """Return what is held now."""
         return record(SplitMemory, self._native.value("oallama_memory", "oallama_get_memory"))
 
+    def device_compute(self, device: str) -> int:
+        """Return what of `device_compute` is on one device, by ggml's name. Raises ValueError for one that is not
+        there."""
+        return int(self._native.value("int64_t", "oallama_get_device_compute", encode(device)))
+
     def stats(self) -> SplitStats:
         """Return counts since the last reset. Two threads that compute at once are counted together."""
         return record(SplitStats, self._native.value("oallama_stats", "oallama_get_stats"))

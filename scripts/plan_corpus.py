@@ -269,7 +269,7 @@ def record_of(cell: Cell, plan: Plan) -> dict[str, Any]:
     of, memory = header(cell.model), plan.memory
     assert plan.predicted is not None
     places = [[p.name, p.gg, p.cg, p.cc, p.layout, p.hot_experts] for p in plan.operators]
-    text = plugin_text(plan, of.operators, of.model.n_layer, plan.device)
+    text = plugin_text(plan, of.operators, of.model.n_layer, [plan.device])
     return {
         "digest": _digest([places, plan.n_gpu_layers, plan.token_assignment, plan.workload.n_ubatch]),
         "text": _digest(text.replace(of.model.fingerprint, "")),

@@ -72,12 +72,12 @@ def command(plan_file: str, target: str, plugin_plan: str | None, output: str | 
 
 
 def _plugin_text(plan: Plan, placer: Placer) -> str:
-    from oallama.plan.export import split_device, splits
+    from oallama.plan.export import split_devices, splits
     from oallama.plan.plugin_text import plugin_text
 
     if not splits(plan, placer.operators):
         raise PlanError("the plan splits no operator and needs no plan file; export it --to llama-server")
-    return plugin_text(plan, placer.operators, placer.model.n_layer, split_device(plan))
+    return plugin_text(plan, placer.operators, placer.model.n_layer, split_devices(plan))
 
 
 def _plugin(plan: Plan, placer: Placer, plan_file: str, text_file: Path, target: str) -> Plugin | None:

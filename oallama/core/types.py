@@ -7,7 +7,7 @@ Who fills what: model/ makes ModelInfo and Operator, profile/ makes Profile (cor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -403,3 +403,23 @@ class StreamSettings:
     # idle: hot experts follow the conversation while the link has nothing else to do, and missed ones are fetched where
     # that is faster than to compute them; eager: whatever the link has to do, to see what that costs
     exchange: Annotated[ExchangeMode, Mark.OMIT_DEFAULT] = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSettings:
+    """What the split back end does beside one device: n_g by batch size, how it streams (None: nothing was said of it),
+    and whether split blocks live on the device where their neighbours are there."""
+
+    token_assignment: tuple[tuple[Count, Count], ...] = ()
+    streaming: Annotated[StreamSettings | None, Mark.OMIT_DEFAULT] = None
+    residents: Annotated[bool, Mark.OMIT_DEFAULT] = True
+
+
+def settings_of(settings: Sequence[SplitSettings], device: int) -> SplitSettings:
+    """Those of one of several devices; of those at the end nothing may be said."""
+    return settings[device] if device < len(settings) else SplitSettings()
+
+
+def devices_with_n_g(settings: Sequence[SplitSettings]) -> frozenset[int]:
+    """The devices that are sent CC for some tokens of a batch."""
+    return frozenset(device for device, one in enumerate(settings) if one.token_assignment)

@@ -25,9 +25,9 @@ class LoadSettings:
     """Settings of one load of llama.cpp: model, context and placement. Hashable; counts are tokens.
 
     host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, a device's name for
-    those that --fit puts there, SPLIT_LAYOUT for those of the split backend (plan/patterns.py). split_text: those
-    weights, for a load without their plan
-    (plan/plugin_text.py). n_threads 0: one per physical core. no_repack: weights that no pattern is for stay plain, as
+    those that --fit puts there, SPLIT_LAYOUT for those of the split backend (plan/patterns.py). split_texts: those
+    weights by device, for a load without their plan (plan/plugin_text.py). n_threads 0: one per physical core.
+    no_repack: weights that no pattern is for stay plain, as
     --no-repack has it. n_outputs: tokens of a batch whose logits are wanted at once, for which llama.cpp reserves
     memory; 0: all. n_slots: requests at once. n_drafts: that the model's own last block (MTP) makes for each, in a
     second context; 0: that block is not loaded. stock: of stock llama.cpp's own configuration, which is told of the
@@ -42,7 +42,7 @@ class LoadSettings:
     n_ubatch: int = STOCK_UBATCH
     n_gpu_layers: int = 0  # counted as llama.cpp does: the output is one layer behind the last
     host_patterns: tuple[tuple[str, str | None], ...] = ()
-    split_text: str = ""
+    split_texts: tuple[str, ...] = ()
     attention: Attention = STOCK_ATTENTION
     n_threads: int = 0
     no_repack: bool = False

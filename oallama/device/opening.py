@@ -37,11 +37,6 @@ class OpenDevice:
     others: tuple[DeviceInfo, ...] = ()
 
     @property
-    def first(self) -> OpenDevice:
-        """The first of several devices; else the same."""
-        return replace(self, others=())
-
-    @property
     def infos(self) -> tuple[DeviceInfo, ...]:
         """Return all devices; empty without one."""
         return () if self.info is None else (self.info, *self.others)

@@ -237,7 +237,7 @@ class _Loader:
 
         with (
             self._device(parse_device(settings.device)) as device,
-            bridge.split().plan(_with_device(settings, device)) if settings.split_text else nullcontext() as split,
+            bridge.split().plan(_plan_text(settings, device)) if settings.split_texts else nullcontext() as split,
             native_log() as log,
         ):
             placement = ModelParams(settings, device_pointers(device.names), bridge, split.buft if split else 0)
@@ -337,9 +337,13 @@ def _prepare() -> None:
     load_bridge()
 
 
-def _with_device(settings: LoadSettings, device: OpenDevice) -> str:
-    """The split backend's plan with the name of the device that blocks live on, where there is one."""
-    return settings.split_text if device.info is None else f"{settings.split_text}device {device.name}\n"
+def _plan_text(settings: LoadSettings, device: OpenDevice) -> str:
+    """The split backend's plan with the names of the devices that blocks live on, where there are any."""
+    first, *others = settings.split_texts
+    if not device.names:
+        return "".join((first, *others))
+    behind = (f"device {name}\n{text}" for name, text in zip(device.names[1:], others, strict=False))
+    return "".join((first, f"device {device.name}\n", *behind))
 
 
 def _as_host(row: BufferBytes) -> BufferBytes:

@@ -17,6 +17,7 @@ from oallama.core.types import (
     Draft,
     Operator,
     StockOptions,
+    devices_with_n_g,
     n_layer_of,
 )
 from oallama.core.units import MIB
@@ -66,7 +67,7 @@ def splits(plan: Plan, operators: Sequence[Operator], counts: bool = False) -> b
 def needs_plugin(plan: Plan, operators: Sequence[Operator], target: Target = "llama-server") -> bool:
     """Whether stock llama.cpp runs the plan with the plug-in only: an operator is split, or in a layout of the CPU that
     stock llama.cpp has no name for."""
-    patterns = host_patterns(operators, plan.operators, (), bool(plan.token_assignment))
+    patterns = host_patterns(operators, plan.operators, (), devices_with_n_g(plan.split_settings))
     return any(_buft(layout, target) != CPU_DEVICE for _, layout in patterns)
 
 
@@ -90,11 +91,11 @@ def stock_device(plan: Plan) -> str:
     return ",".join((*local[:n_local], *(f"RPC{number}" for number in range(len(spec.servers)))))
 
 
-def split_device(plan: Plan) -> str | None:
-    """ggml's name of the device, in a stock program, that split operators are on beside the CPU: of several the first;
-    None for a plan without one. Raises PlanError as stock_device."""
-    device = stock_device(plan).partition(",")[0]
-    return None if device == "none" else device
+def split_devices(plan: Plan) -> tuple[str, ...]:
+    """ggml's names of the devices, in a stock program, that split operators are on beside the CPU; none for a plan
+    without one. Raises PlanError as stock_device."""
+    names = stock_device(plan)
+    return () if names == "none" else tuple(names.split(","))
 
 
 def export_command(
@@ -135,8 +136,8 @@ def stock_command(
         raise PlanError("the plan splits operators, so it needs a device")
     if plugin is None and (counts or needs_plugin(plan, operators, target)):
         raise PlanError("the plan splits operators or names layouts of the CPU, so it needs the plug-in")
-    overridden, streams = _overridden(plan, operators), bool(plan.token_assignment)
-    patterns = host_patterns(overridden, plan.operators, all_tensor_names, streams, counts)
+    overridden, with_n_g = _overridden(plan, operators), devices_with_n_g(plan.split_settings)
+    patterns = host_patterns(overridden, plan.operators, all_tensor_names, with_n_g, counts)
     if device == "none":  # llama.cpp chooses where the plan names nothing
         patterns = tuple(pattern for pattern in patterns if pattern[1] is not None)
     arguments = [target, "-m", plan.model_path, *_workload(plan, target), *_attention(plan.attention)]

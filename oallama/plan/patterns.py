@@ -8,10 +8,10 @@ layout and a set of layers. Each is anchored and escaped, so it matches the name
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from oallama.core.errors import PlanError
-from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement
+from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement, devices_with_n_g
 from oallama.cost.blocks import takes_n_g
 from oallama.plan.plan import Plan
 
@@ -28,12 +28,11 @@ def host_patterns(
     operators: Sequence[Operator],
     placements: Sequence[OperatorPlacement],
     all_tensor_names: Iterable[str],
-    streams_tokens: bool = False,
+    with_n_g: Collection[int] = (),
     counts: bool = False,
 ) -> tuple[Pattern, ...]:
     """Patterns for the weights that stay in host memory (gg = 0) or need the split back end (SPLIT_LAYOUT), with their
-    biases and scales. No tensor matches two. streams_tokens: whether the plan has a token assignment; counts: as in
-    needs_split.
+    biases and scales. No tensor matches two. with_n_g, counts: as in needs_split.
 
     A bias that stayed on the device would pull the addition there and cost one more device copy; the result of a split
     mul-mat comes out on the host too. Biases and tied embeddings never get a named layout: only a mul-mat can read
@@ -47,7 +46,7 @@ def host_patterns(
         placement = by_name.get(operator.name)
         if placement is None:
             raise PlanError(f"the plan does not place operator {operator.name}; make a new plan for this model")
-        split = needs_split(operator, placement, streams_tokens, counts)
+        split = needs_split(operator, placement, with_n_g, counts)
         if not split and placement.gg > 0:
             continue
         hosted[operator.name] = _layout(placement, split)
@@ -61,23 +60,25 @@ def host_patterns(
     return patterns
 
 
-def needs_split(operator: Operator, placement: OperatorPlacement, streams_tokens: bool, counts: bool = False) -> bool:
-    """Whether the split back end must run it: it is split, or with a token assignment every layer's weight in host
-    memory, for the tokens that the device computes (CG'), of several devices those of the first one's layers. counts:
-    the back end counts how often experts are used, so that experts in host memory are its as well."""
+def needs_split(
+    operator: Operator, placement: OperatorPlacement, with_n_g: Collection[int], counts: bool = False
+) -> bool:
+    """Whether the split back end must run it: it is split, or in host memory and of a layer of a device that computes
+    some tokens with it (CG'). with_n_g: these devices, those that have a token assignment. counts: the back end counts
+    how often experts are used, so that experts in host memory are its as well."""
     if placement.backend == "split":
         return True
     if counts and operator.op == "MUL_MAT_ID" and placement.gg == 0:
         return True
-    return streams_tokens and placement.cc > 0 and placement.device == 0 and takes_n_g(operator)
+    return placement.device in with_n_g and placement.cc > 0 and takes_n_g(operator)
 
 
 def split_names(record: Plan, operators: Sequence[Operator], counts: bool = False) -> frozenset[str]:
     """The operators that the split back end must run. counts: as in needs_split."""
     by_name = {operator.name: operator for operator in operators}
-    streams = bool(record.token_assignment)
+    with_n_g = devices_with_n_g(record.split_settings)
     placed = ((by_name[p.name], p) for p in record.operators if p.name in by_name)
-    return frozenset(p.name for operator, p in placed if needs_split(operator, p, streams, counts))
+    return frozenset(p.name for operator, p in placed if needs_split(operator, p, with_n_g, counts))
 
 
 def _layout(placement: OperatorPlacement, split: bool) -> str | None:

@@ -39,6 +39,7 @@ from oallama.core.types import (
     Operator,
     OperatorPlacement,
     Predicted,
+    SplitSettings,
     StockOptions,
     StreamSettings,
     Workload,
@@ -67,7 +68,8 @@ class Plan:
 
     JSON_KEYS: ClassVar[tuple[str, ...]] = (
         "version", "model", "machine", "device", "policy", "workload", "operators", "token_assignment", "streaming",
-        "attention", "notes", "n_gpu_layers", "memory", "predicted", "bound", "residents", "stock", "draft",
+        "attention", "notes", "n_gpu_layers", "memory", "predicted", "bound", "residents", "behind_first", "stock",
+        "draft",
     )  # fmt: skip
 
     model_path: str
@@ -92,6 +94,8 @@ class Plan:
     bound: Annotated[Predicted | None, Mark.OMIT_DEFAULT] = None
     # whether split blocks live on the device where their neighbours are there
     residents: Annotated[bool, Mark.OMIT_DEFAULT] = True
+    # of several devices: the same of each behind the first
+    behind_first: Annotated[tuple[SplitSettings, ...], Mark.OMIT_DEFAULT] = ()
     # of stock llama.cpp's own configuration: how it is loaded; None: as the rows say
     stock: Annotated[StockOptions | None, Mark.OMIT_DEFAULT, Mark.NOT_NULL] = None
     # how drafts are made; None: none are
@@ -103,6 +107,11 @@ class Plan:
     @property
     def version(self) -> int:
         return VERSION if len(device_texts(self.device)) > 1 else 2
+
+    @property
+    def split_settings(self) -> tuple[SplitSettings, ...]:
+        """Of each device."""
+        return (SplitSettings(self.token_assignment, self.streaming, self.residents), *self.behind_first)
 
     @property
     def model(self) -> dict[str, str]:
@@ -175,8 +184,6 @@ class Plan:
             slice_counts(operator, placement)
             check_hot_experts(operator, placement)
         self.device_layers(operators, model.n_layer)
-        if beside := [row.name for row in self.operators if row.device and row.backend == "split"]:
-            raise PlanError(f"the plan splits {_some(beside)} on a device behind its first; plan again")
 
     def device_layers(self, operators: Sequence[Operator], n_layer: int) -> tuple[int, ...]:
         """How many layers each of several devices has, from the first that is on one; the output counts as one behind
@@ -313,12 +320,17 @@ def _agrees(placement: OperatorPlacement) -> bool:
 def _check(record: Plan) -> None:
     """Raises PlanError for fractions outside 0..1 or whose sum is not 1, operators placed twice, an invalid ring, an
     unknown KV cache type, or a token assignment that does not ascend."""
-    _check_tokens(record.token_assignment)
+    if len(record.split_settings) > len(device_texts(record.device)):
+        raise PlanError(
+            f"the plan splits beside {len(record.split_settings)} devices, but its device is {record.device}"
+        )
+    for settings in record.split_settings:
+        _check_tokens(settings.token_assignment)
+        if settings.streaming is not None and not 1 <= settings.streaming.n_slots <= MAX_SLOTS:
+            raise PlanError(f"the plan has a ring of {settings.streaming.n_slots} slots; it must have 1 to {MAX_SLOTS}")
     for key in ("type_k", "type_v") if record.attention else ():
         if (cache := getattr(record.attention, key)) not in CACHE_TYPES:
             raise PlanError(f"unknown attention.{key} {cache!r} in the plan; choose from {', '.join(CACHE_TYPES)}")
-    if record.streaming is not None and not 1 <= record.streaming.n_slots <= MAX_SLOTS:
-        raise PlanError(f"the plan has a ring of {record.streaming.n_slots} slots; it must have 1 to {MAX_SLOTS}")
     _check_step(record.workload.step)
     if record.draft is not None and bool(record.draft.model_path) is not (record.draft.kind == "draft-simple"):
         raise PlanError("the plan's draft must name a model if its kind is draft-simple, and only then")

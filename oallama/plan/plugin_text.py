@@ -8,9 +8,17 @@ from collections.abc import Mapping, Sequence
 from operator import and_
 
 from oallama.core.errors import PlanError
-from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, StreamSettings
+from oallama.core.types import (
+    CPU_DEVICE,
+    Operator,
+    OperatorPlacement,
+    SplitSettings,
+    StreamSettings,
+    devices_with_n_g,
+    settings_of,
+)
 from oallama.cost.blocks import SUM_BYTES, chunk_of, residents, takes_n_g
-from oallama.model.cut import cut_axis
+from oallama.model.cut import cut_axis, runs_alone
 from oallama.plan.patterns import needs_split, split_names
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
@@ -27,67 +35,76 @@ def plugin_text(
     plan: Plan,
     operators: Sequence[Operator],
     n_layer: int,
-    device_name: str | None,
+    device_names: Sequence[str],
     every_operator: bool = False,
     counts: bool = False,
 ) -> str:
     """The plan text: format, model fingerprint, device, from where on experts' results are added up, bytes left for
-    activations and the ring there, how weights are streamed, and one line for each split operator, in graph order.
+    activations and the ring there, how weights are streamed, and one line for each split operator beside it, in graph
+    order; then the same of each other device that operators are split beside.
 
-    n_layer: blocks of the model, as `-ngl` counts them. device_name: ggml's name of the device that holds GG (`RPC0`),
-    not the --device spec that makes it; None: none holds any.
+    n_layer: blocks of the model, as `-ngl` counts them. device_names: ggml's names of the devices that hold GG
+    (`RPC0`), not the --device spec that makes them; empty: none holds any.
     every_operator: list the operators that lie whole on one side too; the plugin then takes all that `-ot` gives it.
     counts: the plugin counts how often experts are used, of those in host memory too.
     CC without a named layout is plain (CPU): the plugin asks for one it can slice. Raises PlanError for an operator
     without a placement, and for names that the format cannot carry.
     """
     by_name = {placement.name: placement for placement in plan.operators}
-    lines = [FORMAT, f"model {_word(plan.model_fingerprint)}"]
-    lines += [] if device_name is None else [f"device {_word(device_name)}"]
-    lines += [_SUM, "count 1"] if counts else [_SUM]
-    if plan.memory.staging > 0:
-        lines.append(f"staging {plan.memory.staging}")
-    lines += _stream_lines(plan)
+    lines, of_all = [FORMAT, f"model {_word(plan.model_fingerprint)}"], [_SUM, "count 1"] if counts else [_SUM]
     split = split_names(plan, operators, counts)
     for operator in operators:
         if operator.name not in by_name:
             raise PlanError(f"the plan does not place operator {operator.name}; make a new plan for this model")
-    resident = _residents(operators, by_name, n_layer + 1 - plan.n_gpu_layers, plan.residents)
-    for operator, lives in zip(operators, resident, strict=True):
-        if every_operator or operator.name in split:
-            line = _tensor_line(operator, by_name[operator.name], lives)
-            no_n_g = plan.token_assignment and not (takes_n_g(operator) and by_name[operator.name].device == 0)
-            lines.append(f"{line} n_g=0" if no_n_g else line)
+    settings = plan.split_settings
+    resident = _residents(operators, by_name, n_layer + 1 - plan.n_gpu_layers, settings)
+    memories = plan.memory.devices or (plan.memory,) * max(1, len(device_names))
+    for device in range(max(1, len(device_names))):
+        own = settings_of(settings, device)
+        tensors = [
+            _tensor_line(operator, by_name[operator.name], lives)
+            + (" n_g=0" if own.token_assignment and not takes_n_g(operator) else "")
+            for operator, lives in zip(operators, resident, strict=True)
+            if (every_operator or operator.name in split) and by_name[operator.name].device == device
+        ]
+        if not tensors and len(device_names) > 1:
+            continue
+        lines += [*(f"device {_word(name)}" for name in device_names[device : device + 1]), *of_all]
+        of_all = []
+        lines += [f"staging {memories[device].staging}"] if memories[device].staging > 0 else []
+        rows = [row for row in plan.operators if row.device == device]
+        has_hot, streams = any(row.hot_experts for row in rows), any(row.cg for row in rows)
+        lines += [*_stream_lines(own, has_hot, streams), *tensors]
     return "\n".join(lines) + "\n"
 
 
-def split_text(
+def split_texts(
     operators: Sequence[Operator],
     placements: Sequence[OperatorPlacement],
     first_device_layer: int,
-    streams_tokens: bool = False,
-    residents: bool = True,
-) -> str:
-    """Which tensors are split and along which axis, as a plan text that leaves all of them on the host; "" if none
-    is. A no_alloc load needs no more to give the plugin what it would get but the device's line, where it has one.
-    Raises PlanError."""
-    by_name = {placement.name: placement for placement in placements}
-    lives = _residents(operators, by_name, first_device_layer, residents)
-    lines = [
-        _tensor_line(operator, OperatorPlacement(operator.name, 0.0, 0.0, 1.0), resident)
-        for operator, resident in zip(operators, lives, strict=True)
-        if needs_split(operator, by_name[operator.name], streams_tokens)
-    ]
-    return "\n".join([FORMAT, _SUM, *lines]) + "\n" if lines else ""
+    settings: Sequence[SplitSettings] = (SplitSettings(),),
+) -> tuple[str, ...]:
+    """Which tensors are split and along which axis, as a plan text that leaves all of them on the host, in parts, one
+    for each device up to the last with such tensors. A no_alloc load needs no more to give the plugin what it would get
+    but the devices' lines, where it has devices: that of the first may follow its part. Raises PlanError."""
+    by_name, with_n_g = {placement.name: placement for placement in placements}, devices_with_n_g(settings)
+    lines: dict[int, list[str]] = {}
+    for operator, lives in zip(operators, _residents(operators, by_name, first_device_layer, settings), strict=True):
+        if needs_split(operator, by_name[operator.name], with_n_g):
+            whole = _tensor_line(operator, OperatorPlacement(operator.name, 0.0, 0.0, 1.0), lives)
+            lines.setdefault(by_name[operator.name].device, []).append(whole)
+    heads = {0: [FORMAT, _SUM]}
+    parts = ([*heads.get(device, ()), *lines.get(device, ())] for device in range(max(lines, default=-1) + 1))
+    return tuple("".join(f"{line}\n" for line in part) for part in parts)
 
 
-def _stream_lines(record: Plan) -> list[str]:
+def _stream_lines(settings: SplitSettings, has_hot: bool, streams: bool) -> list[str]:
     """Write the settings that differ from the plugin's defaults: size of the ring, how copies run ahead, their pieces,
-    the link's speed, a second copy of CC, whether hot experts are exchanged; and n_g by batch size. Writes nothing for
-    a plan that copies nothing."""
-    streaming, default = record.streaming or StreamSettings(), StreamSettings()
-    exchanges = streaming.exchange != "off" and any(placement.hot_experts for placement in record.operators)
-    if not record.token_assignment and not exchanges and not any(placement.cg for placement in record.operators):
+    the link's speed, a second copy of CC, whether hot experts are exchanged; and n_g by batch size. Writes nothing
+    where nothing is copied. has_hot, streams: whether there are hot experts, or CG, beside the device."""
+    streaming, default = settings.streaming or StreamSettings(), StreamSettings()
+    exchanges = streaming.exchange != "off" and has_hot
+    if not (settings.token_assignment or exchanges or streams):
         return []
     lines = [f"slots {streaming.n_slots}"] if streaming.n_slots != default.n_slots else []
     lines += [f"ring {streaming.ring_bytes}"] if streaming.ring_bytes else []
@@ -96,16 +113,31 @@ def _stream_lines(record: Plan) -> list[str]:
     lines += [f"link {streaming.link_bytes_per_s}"] if streaming.link_bytes_per_s else []
     lines += ["twice 1"] if streaming.kept_twice else []
     lines += [f"exchange {streaming.exchange}"] if exchanges else []
-    return lines + [f"tokens {n_tokens} {n_g}" for n_tokens, n_g in record.token_assignment]
+    return lines + [f"tokens {n_tokens} {n_g}" for n_tokens, n_g in settings.token_assignment]
 
 
 def _residents(
-    operators: Sequence[Operator], by_name: Mapping[str, OperatorPlacement], first_device_layer: int, taken: bool
+    operators: Sequence[Operator],
+    by_name: Mapping[str, OperatorPlacement],
+    first_device_layer: int,
+    settings: Sequence[SplitSettings],
 ) -> tuple[bool, ...]:
     on_device = [by_name[operator.name].gg == 1 for operator in operators]
-    beside = [by_name[operator.name].device == 0 for operator in operators]  # of several, the device with the slices
-    found = residents(operators, on_device, first_device_layer, taken)
-    return tuple(map(and_, found, beside))
+
+    first_layer: dict[int, int | None] = {}
+    for operator in operators:
+        first_layer.setdefault(by_name[operator.name].device, operator.layer)
+
+    def is_taken(operator: Operator) -> bool:
+        """Not behind the first device where another one may give what it reads, which would come while its own device
+        still computes: attention that begins the device's layers, without a norm of its own in OLMo 2; and experts
+        with biases between their mul-mats, as llama.cpp adds those of large batches on the first."""
+        row = by_name[operator.name]
+        begins = operator.layer == first_layer[row.device] and operator.role.startswith("attn_")
+        added_between = runs_alone(operator) and not row.hot_experts
+        return settings_of(settings, row.device).residents and not (row.device and (begins or added_between))
+
+    return tuple(map(and_, residents(operators, on_device, first_device_layer), map(is_taken, operators)))
 
 
 def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: bool) -> str:

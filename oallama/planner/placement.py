@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from oallama.core.errors import UsageError
@@ -18,10 +19,13 @@ from oallama.core.types import (
     Operator,
     OperatorPlacement,
     Predicted,
+    SplitSettings,
     StockOptions,
     StreamSettings,
     Workload,
+    devices_with_n_g,
     is_split,
+    settings_of,
 )
 from oallama.cost.blocks import slice_weights
 from oallama.cost.experts import expert_use
@@ -65,6 +69,27 @@ ON_HOST, ON_DEVICE = Assignment(Cut(1, 0, 0)), Assignment(Cut(0, 0, 1))
 """A whole operator on either side: one element, of which it has all."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceSplits:
+    """What the split back end needs beside one of several devices, as Placement has it of the first."""
+
+    gg_bytes: int = 0
+    hot_bytes: int = 0
+    staging_bytes: int = 0
+    twice_bytes: int = 0
+    settings: SplitSettings = field(default_factory=SplitSettings)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of weights that the split back end has on the device."""
+        return self.gg_bytes + self.hot_bytes
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether the split back end computes anything there."""
+        return bool(self.held_bytes or self.staging_bytes or self.settings.token_assignment)
+
+
 @dataclass(frozen=True)
 class Placement:
     """The place of each operator, from which layer on norms and KV are on the device, and what the split back end needs
@@ -84,6 +109,7 @@ class Placement:
     residents: bool = True  # whether blocks live on the device where their neighbours are there
     n_ubatch: int | None = None  # tokens of a micro-batch that it is for; None: the workload's
     stock: StockOptions | None = None  # of stock llama.cpp's own configuration, which chooses the host's layouts
+    behind_first: tuple[DeviceSplits, ...] = ()  # of several devices, what the split back end needs beside the others
     device_layers: tuple[int, ...] = ()  # of several devices, how many layers each has, from first_device_layer on; the
     # output counts as one behind the last; (): there is one device
     notes: tuple[str, ...] = field(default=(), compare=False)  # how it was found, for whoever reads the plan
@@ -102,8 +128,23 @@ class Placement:
         return tuple(assignment.is_device for assignment in self.assignments)
 
     @property
+    def split_settings(self) -> tuple[SplitSettings, ...]:
+        """Of each device."""
+        first = SplitSettings(self.token_assignment, self.streaming, self.residents)
+        return (first, *(beside.settings for beside in self.behind_first))
+
+    @property
+    def device_splits(self) -> tuple[DeviceSplits, ...]:
+        """What the split back end needs beside each device."""
+        first = DeviceSplits(
+            self.gg_bytes, self.hot_bytes, self.staging_bytes, self.twice_bytes, self.split_settings[0]
+        )
+        n_others = len(self.device_layers) - 1
+        return (first, *self.behind_first, *(DeviceSplits() for _ in range(n_others - len(self.behind_first))))
+
+    @property
     def held_bytes(self) -> int:
-        """Bytes of weights that the split back end has on the device."""
+        """Bytes of weights that the split back end has on the first device."""
         return self.gg_bytes + self.hot_bytes
 
     @property
@@ -117,23 +158,31 @@ class Placement:
         return self.stock.moe_cache_bytes if self.stock is not None else 0
 
     def device_of(self, layer: int) -> int:
-        """The number of the device that has this layer; 0 where the host has it."""
+        """The number of the device that has this layer; of the host's layers, the first that is used."""
         ends = accumulate(self.device_layers, initial=self.first_device_layer)
-        return max(0, bisect_right(list(ends), layer) - 1) if self.device_layers else 0
+        if not self.device_layers or layer < self.first_device_layer:
+            return next(iter(self.devices_used), 0)
+        return bisect_right(list(ends), layer) - 1
 
     @property
     def devices_used(self) -> tuple[int, ...]:
         """The numbers of those of several devices that have layers or slices."""
-        return tuple(i for i, n_layers in enumerate(self.device_layers) if n_layers or (i == 0 and self.is_sliced))
+        layers = zip(self.device_layers, self.device_splits, strict=False)  # of one device none are counted
+        return tuple(i for i, (n_layers, beside) in enumerate(layers) if n_layers or beside.is_sliced)
 
     @property
     def streams(self) -> bool:
-        return bool(self.token_assignment) or any(assignment.cut.cg for assignment in self.assignments)
+        return self.has_n_g or any(assignment.cut.cg for assignment in self.assignments)
 
     @cached_property
     def is_sliced(self) -> bool:
         """Whether the split back end computes anything."""
-        return bool(self.token_assignment) or any(assignment.is_split for assignment in self.assignments)
+        return self.has_n_g or any(assignment.is_split for assignment in self.assignments)
+
+    @property
+    def has_n_g(self) -> bool:
+        """Whether a device computes some tokens of what the host has."""
+        return bool(devices_with_n_g(self.split_settings))
 
     def llama_uses_device(self, n_layer: int) -> bool:
         """Whether llama.cpp has anything on the device, or is told of it as stock is, and so streams host weights to it
@@ -143,6 +192,10 @@ class Placement:
     def uses_device(self, n_layer: int) -> bool:
         """Whether anything is on the device: llama.cpp's part of it, or slices."""
         return self.llama_uses_device(n_layer) or self.is_sliced
+
+
+NOTHING = Placement((), 0, inf)
+"""In place of a placement where there is none."""
 
 
 def whole_assignments(on_device: Sequence[bool]) -> tuple[Assignment, ...]:
@@ -242,16 +295,34 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> P
     rows = [by_name[operator.name] for operator in operators]
     cuts = [Cut(*slice_counts(operator, row)) for operator, row in zip(operators, rows, strict=True)]
     assignments = tuple(Assignment(cut, row.layout, row.hot_experts) for cut, row in zip(cuts, rows, strict=True))
+
+    def gg_bytes(device: int) -> int:
+        own = [row.device == device and not place.is_device for row, place in zip(rows, assignments, strict=True)]
+        return slice_weights(operators, [here * place.cut.gg for here, place in zip(own, assignments, strict=True)])
+
+    def hot_bytes_of(device: int) -> int:
+        return sum(
+            hot_bytes(operator, row) for operator, row in zip(operators, rows, strict=True) if row.device == device
+        )
+
+    staging = [memory.staging for memory in plan.memory.devices or (plan.memory,)]
+    layers = plan.device_layers(operators, n_layer)
+    behind_first = tuple(
+        DeviceSplits(gg_bytes(number), hot_bytes_of(number), n_bytes, 0, settings_of(plan.split_settings, number))
+        for number, n_bytes in enumerate((*staging, *(0 for _ in layers[len(staging) :])))
+        if number
+    )
     return Placement(
         assignments,
         n_layer + 1 - plan.n_gpu_layers,
-        gg_bytes=slice_weights(operators, [0 if place.is_device else place.cut.gg for place in assignments]),
-        hot_bytes=sum(map(hot_bytes, operators, rows)),
-        device_layers=plan.device_layers(operators, n_layer),
-        staging_bytes=plan.memory.staging,
+        gg_bytes=gg_bytes(0),
+        hot_bytes=hot_bytes_of(0),
+        device_layers=layers,
+        staging_bytes=staging[0],
         streaming=plan.streaming,
         token_assignment=plan.token_assignment,
         residents=plan.residents,
+        behind_first=behind_first,
         stock=plan.stock,
     )
 
@@ -294,6 +365,9 @@ def unmeasured_record(
 def plan_record(decision: VerifiedPlan, model: ModelInfo, operators: Sequence[Operator], device: str) -> Plan:
     placement = decision.placement
     used = device if placement.uses_device(model.n_layer) else "none"
+    behind_first = placement.split_settings[1:]
+    while behind_first and behind_first[-1] == SplitSettings():
+        behind_first = behind_first[:-1]
     return replace(
         unmeasured_record(model, operators, decision.workload, placement, decision.memory, decision.policy, used),
         predicted=decision.predicted,
@@ -301,6 +375,7 @@ def plan_record(decision: VerifiedPlan, model: ModelInfo, operators: Sequence[Op
         streaming=placement.streaming,
         notes=decision.notes,
         residents=placement.residents,
+        behind_first=behind_first,
     )
 
 

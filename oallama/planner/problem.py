@@ -20,7 +20,7 @@ from oallama.cost.ranges import DeviceCosts
 from oallama.cost.rates import between_devices, transfer_rates, weight_stream
 from oallama.cost.whole import Costs, host_cache, non_matmul_with_offload, offloaded, operator_costs, takes_attention
 from oallama.planner.memory import DeviceMemory, memory_breakdown, runtime_bytes, summed
-from oallama.planner.placement import Placement, cpu, operators_on_cpu, whole_bytes
+from oallama.planner.placement import DeviceSplits, Placement, cpu, operators_on_cpu, whole_bytes
 
 SMALLEST_UBATCH = 64
 """Tokens below which a micro-batch is not lowered. 16 and 256 change none of 26 plans."""
@@ -161,17 +161,19 @@ def measured(
     and their slices, which are the split backend's own. `spare` may be negative. capacity: bytes of the device; None:
     as that load found it."""
     taken = problem.no_alloc_load(workload, placement)
-    weights_host = taken.weights_host + placement.twice_bytes - placement.gg_bytes
     if placement.device_layers:
 
-        def of_device(number: int, own: LoadBytes) -> MemoryBreakdown:
-            device, sliced = problem.devices[number], number == 0 and placement.is_sliced  # slices are the first one's
+        def of_device(device: Problem, own: LoadBytes, beside: DeviceSplits) -> MemoryBreakdown:
             return memory_breakdown(
-                device.capacity(own), device.vram_fill, own.weights_gpu + sliced * placement.held_bytes, 0, own.kv,
-                own.compute, sliced * placement.staging_bytes, device.runtime_bytes(workload, 1 + sliced),
+                device.capacity(own), device.vram_fill, own.weights_gpu + beside.held_bytes, 0, own.kv, own.compute,
+                beside.staging_bytes, device.runtime_bytes(workload, 1 + beside.is_sliced),
             )  # fmt: skip
 
-        return summed(tuple(of_device(number, own) for number, own in enumerate(taken.devices)), weights_host)
+        weights_host = taken.weights_host + sum(
+            beside.twice_bytes - beside.gg_bytes for beside in placement.device_splits
+        )
+        return summed(tuple(map(of_device, problem.devices, taken.devices, placement.device_splits)), weights_host)
+    weights_host = taken.weights_host + placement.twice_bytes - placement.gg_bytes
     return memory_breakdown(
         problem.capacity(taken) if capacity is None else capacity,
         problem.vram_fill,

@@ -68,14 +68,13 @@ def load_placed(
     check_layers(plan, model.n_layer, operators)
     spec = device_of(plan, options.device)
     places = weight_places(
-        operators, plan.operators, tensor_names, model.n_layer + 1 - plan.n_gpu_layers, bool(plan.token_assignment),
-        plan.streaming, plan.residents,
-    )  # fmt: skip
+        operators, plan.operators, tensor_names, model.n_layer + 1 - plan.n_gpu_layers, plan.split_settings
+    )
     settings = replace(
         _settings(model, plan, options, operators),
         device=str(spec),
         host_patterns=places.named if spec.is_none else places.patterns,
-        split_text=places.split_text,
+        split_texts=places.split_texts,
         n_outputs=0 if _wants_all(arguments or {}) else plan.workload.n_outputs_max,
     )
     if not memory_known:
@@ -88,7 +87,7 @@ def load_placed(
             held.callback(device.close)
         check_device(plan, device.name, device.spec)
         with held_interrupt():
-            split = open_split(plan, places.placements, operators, model.n_layer, device.first)
+            split = open_split(plan, places.placements, operators, model.n_layer, device)
             if split is not None:
                 held.callback(split.close)
         llama = _load_llama(model, settings, device, split, held, arguments or {})

@@ -59,7 +59,7 @@ class NoAllocLoads:
 
         uses_device = placement.uses_device(self._model.n_layer)
         patterns: tuple[Pattern, ...] = ()
-        split = ""
+        split: tuple[str, ...] = ()
         if uses_device or self._in_doubt:
             planned = placements(self._operators, placement)
             places = weight_places(
@@ -67,11 +67,9 @@ class NoAllocLoads:
                 planned,
                 self._tensor_names,
                 placement.first_device_layer,
-                bool(placement.token_assignment),
-                placement.streaming,
-                placement.residents,
+                placement.split_settings,
             )
-            patterns, split = places.patterns if uses_device else places.named, places.split_text
+            patterns, split = places.patterns if uses_device else places.named, places.split_texts
         return LoadSettings(
             path=self._model.path,
             device=str(self._device) if uses_device else "none",
@@ -79,7 +77,7 @@ class NoAllocLoads:
             n_ubatch=workload.n_ubatch,
             n_gpu_layers=n_gpu_layers(self._model.n_layer, placement),
             host_patterns=patterns,
-            split_text=split,
+            split_texts=split,
             n_threads=self._n_threads(),
             attention=attention,
             stock=placement.stock,

@@ -26,7 +26,7 @@ from oallama.plan.export import (
     REPORT_VARIABLE,
     Plugin,
     needs_plugin,
-    split_device,
+    split_devices,
     splits,
     stock_command,
     stock_device,
@@ -179,8 +179,8 @@ def launch(
     if plugin is not None:
         added = {**added, REPORT_VARIABLE: str(folder / REPORT_FILES)}
     if plugin is not None and splits(plan, operators, counts):
-        device = split_device(plan)  # None where experts on the CPU are counted
-        write_whole(folder / PLAN_FILE, plugin_text(plan, operators, n_layer, device, counts=counts))
+        devices = split_devices(plan)  # none where experts on the CPU are counted
+        write_whole(folder / PLAN_FILE, plugin_text(plan, operators, n_layer, devices, counts=counts))
     if settings.address.api_key is not None:
         added = {**added, KEY_VARIABLE: settings.address.api_key}
     arguments = [str(program), *arguments[1:], *_arguments(settings, plan.workload.n_ubatch, plan.device == "none")]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from oallama.core.errors import DeviceError, DoesNotFit, PlanError
-from oallama.core.types import PLAIN_LAYOUT, Operator
+from oallama.core.types import PLAIN_LAYOUT, Operator, devices_with_n_g
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings
 from oallama.device.opening import NO_DEVICE
@@ -46,7 +46,7 @@ def only_splits(plan: Plan) -> bool:
 def computes_on_device(plan: Plan) -> bool:
     """True where an operator is stored or streamed there, for any batch."""
     stored = any(placement.cc < 1 or placement.hot_experts for placement in plan.operators)
-    return stored or bool(plan.token_assignment)
+    return stored or bool(devices_with_n_g(plan.split_settings))
 
 
 def check_device(plan: Plan, name: str, spec: DeviceSpec) -> None:
@@ -73,7 +73,7 @@ def check_host(settings: LoadSettings, taken: NoAllocResult, operators: Sequence
     """Raises DoesNotFit for a load of which every token reads more than the host's memory holds: pages of a mapped file
     would come from disk again for each. Of a mapped file's experts only those that a token uses count."""
     mapped = 0
-    if not settings.split_text:
+    if not settings.split_texts:
         mapped = sum(b.model for b in taken.buffers if b.in_host_memory and b.buft == PLAIN_LAYOUT)
     allocated = sum(taken.on_host(part) for part in PARTS) - mapped
     idle = sum(round((1 - operator.active_fraction) * operator.bytes) for operator in operators)

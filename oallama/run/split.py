@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 class LoadedSplit:
     """A plan in the split backend, for one model. Methods talk to this process only, never to a device."""
 
-    def __init__(self, backend: SplitBackend, plan: SplitPlan, device: OpenDevice) -> None:
+    def __init__(self, backend: SplitBackend, plan: SplitPlan, device: OpenDevice, beside: Mapping[str, int]) -> None:
+        """beside: of each split operator, which of the devices it is split beside."""
         self._backend, self.plan, self._before = backend, plan, backend.memory()
-        self._device = device
+        self._device, self._beside = device, beside
+        self._computing_before = self._computing()
         self.buft = plan.buft
 
     def failure(self) -> str:
@@ -51,18 +53,23 @@ class LoadedSplit:
             )
         return corrected_plan(plan, operators, slices), tuple(sentences)
 
-    def buffers(self) -> tuple[BufferBytes, BufferBytes]:
-        """Bytes of this model's slices and of what its context computes in: in host memory, and on the device. To be
+    def buffers(self) -> tuple[BufferBytes, ...]:
+        """Bytes of this model's slices and of what its context computes in: in host memory, and on each device. To be
         asked when the model has just been loaded: the backend counts for the whole process, so what it computes in is
         what came since this plan was made."""
-        slices, before, now = self.plan.slices(), self._before, self._backend.memory()
-        host, device = (sum(getattr(s, side) for s in slices) for side in ("host_bytes", "device_bytes"))
-        host_compute = max(0, now.host_compute - before.host_compute)
-        device_compute = max(0, now.device_compute - before.device_compute)
-        return (
-            BufferBytes(SPLIT_LAYOUT, "", True, host, 0, host_compute),
-            BufferBytes(SPLIT_LAYOUT, self._device.label, False, device, 0, device_compute),
-        )
+        slices = self.plan.slices()
+        host_compute = max(0, self._backend.memory().host_compute - self._before.host_compute)
+        found = [BufferBytes(SPLIT_LAYOUT, "", True, sum(s.host_bytes for s in slices), 0, host_compute)]
+        labels = self._device.names if len(self._device.names) > 1 else (self._device.label,)
+        pairs = zip(self._computing(), self._computing_before, strict=True)
+        for number, (label, (now, before)) in enumerate(zip(labels, pairs, strict=True)):
+            weights = sum(s.device_bytes for s in slices if self._beside[s.name] == number)
+            found.append(BufferBytes(SPLIT_LAYOUT, label, False, weights, 0, max(0, now - before)))
+        return tuple(found)
+
+    def _computing(self) -> list[int]:
+        """Bytes that all contexts of the process compute in, on each device."""
+        return [self._backend.device_compute(name) for name in self._device.names]
 
     def take_runs(self) -> list[BlockRuns]:
         """Times of each block since the last call."""
@@ -92,10 +99,10 @@ def open_split(
         return None
     import ggml_bridge
 
-    text = plugin_text(usable, operators, n_layer, device.name)
+    text = plugin_text(usable, operators, n_layer, device.names)
     try:
         backend = load_bridge().split()
-        return LoadedSplit(backend, backend.plan(text), device)
+        return LoadedSplit(backend, backend.plan(text), device, {row.name: row.device for row in usable.operators})
     except (ValueError, ggml_bridge.Unsupported) as error:
         raise PlanError(f"the split backend refuses the plan: {error}") from None
     except ggml_bridge.OutOfMemory as error:
@@ -116,11 +123,13 @@ def corrected_plan(plan: Plan, operators: Sequence[Operator], slices: Sequence[S
     if placements == plan.operators:
         return plan
     pairs = [(by_name[before.name], before, after) for before, after in zip(plan.operators, placements, strict=True)]
-    moved_bytes = sum(round((before.gg - after.gg) * operator.bytes) for operator, before, after in pairs)
-    cold_bytes = sum(hot_bytes(operator, before) - hot_bytes(operator, after) for operator, before, after in pairs)
     loaded = replace(plan, operators=placements)
-    if moved_bytes or cold_bytes:
-        loaded = replace(loaded, memory=_moved(plan.memory, moved_bytes, cold_bytes), predicted=None)
+    for device in sorted({row.device for row in placements}):
+        own = [pair for pair in pairs if pair[1].device == device]
+        moved_bytes = sum(round((before.gg - after.gg) * operator.bytes) for operator, before, after in own)
+        cold_bytes = sum(hot_bytes(operator, before) - hot_bytes(operator, after) for operator, before, after in own)
+        if moved_bytes or cold_bytes:
+            loaded = replace(loaded, memory=_moved(loaded.memory, moved_bytes, cold_bytes, device), predicted=None)
     return loaded
 
 
@@ -129,21 +138,23 @@ def _loaded(operator: Operator, planned: OperatorPlacement, slice: SliceInfo) ->
     and then it stays open."""
     layout = None if planned.layout is None else slice.layout
     cut, hot_experts = (slice.cc, slice.cg, slice.gg), planned.hot_experts[: slice.n_hot]
-    loaded = OperatorPlacement.of_cut(slice.name, cut, layout, hot_experts)
+    loaded = replace(OperatorPlacement.of_cut(slice.name, cut, layout, hot_experts), device=planned.device)
     same_cut = cut == slice_counts(operator, planned) and hot_experts == planned.hot_experts
     return planned if same_cut and loaded.layout == planned.layout else loaded
 
 
-def _moved(memory_breakdown: MemoryBreakdown, n_bytes: int, n_cold: int) -> MemoryBreakdown:
+def _moved(memory_breakdown: MemoryBreakdown, n_bytes: int, n_cold: int, device: int) -> MemoryBreakdown:
     """The memory breakdown with so many bytes of weights on the host that were to be on the device, and n_cold fewer
-    there of experts, which the host has anyway. Of several devices they are the first one's."""
-    first, devices = memory_breakdown.devices[:1], memory_breakdown.devices[1:]
+    there of experts, which the host has anyway. device: of several devices, which one."""
     return replace(
         memory_breakdown,
         weights_gpu=memory_breakdown.weights_gpu - n_bytes - n_cold,
         weights_host=memory_breakdown.weights_host + n_bytes,
         spare=memory_breakdown.spare + n_bytes + n_cold,
-        devices=(*(replace(_moved(one, n_bytes, n_cold), weights_host=0) for one in first), *devices),
+        devices=tuple(
+            replace(_moved(one, n_bytes, n_cold, 0), weights_host=0) if number == device else one
+            for number, one in enumerate(memory_breakdown.devices)
+        ),
     )
 
 

@@ -6,14 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from oallama.core.types import FORCED_PLAIN_LAYOUT, PLAIN_LAYOUT, Operator, OperatorPlacement, Shape, StreamSettings
+from oallama.core.types import (
+    FORCED_PLAIN_LAYOUT,
+    PLAIN_LAYOUT,
+    Operator,
+    OperatorPlacement,
+    Shape,
+    SplitSettings,
+    StreamSettings,
+    devices_with_n_g,
+)
 from oallama.cost.blocks import takes_n_g
 from oallama.device.layouts import any_in_doubt, best_layout, in_doubt, stock_layout, supports
 from oallama.device.load_params import load_bridge
 from oallama.model.cut import cut_axis
 from oallama.plan.patterns import Pattern, host_patterns, needs_split, split_names
 from oallama.plan.plan import Plan
-from oallama.plan.plugin_text import split_text
+from oallama.plan.plugin_text import split_texts
 from oallama.plan.split import slice_counts
 
 if TYPE_CHECKING:
@@ -23,11 +32,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class WeightPlaces:
     """placements: with layouts that this CPU has; warnings: of layouts that were asked for and that it has not.
-    patterns, split_text: as in LoadSettings."""
+    patterns, split_texts: as in LoadSettings."""
 
     placements: tuple[OperatorPlacement, ...]
     patterns: tuple[Pattern, ...]
-    split_text: str
+    split_texts: tuple[str, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -41,18 +50,14 @@ def weight_places(
     placements: Sequence[OperatorPlacement],
     tensor_names: Sequence[str],
     first_device_layer: int,
-    streams_tokens: bool,
-    streaming: StreamSettings | None,
-    residents: bool,
+    settings: Sequence[SplitSettings],
 ) -> WeightPlaces:
-    """first_device_layer: whose norms and KV cache are on the device, as are those of the layers behind it.
-    streams_tokens: whether CC is streamed for n_g. residents: whether split blocks may live on the device. Raises
-    BridgeError."""
-    kept_twice = streaming is not None and streaming.kept_twice
-    usable, warnings = usable_layouts(operators, placements, load_bridge(), streams_tokens, kept_twice)
-    patterns = host_patterns(operators, usable, tensor_names, streams_tokens)
-    text = split_text(operators, usable, first_device_layer, streams_tokens, residents)
-    return WeightPlaces(usable, patterns, text, warnings)
+    """first_device_layer: whose norms and KV cache are on a device, as are those of the layers behind it. settings: of
+    each device. Raises BridgeError."""
+    usable, warnings = usable_layouts(operators, placements, load_bridge(), settings)
+    patterns = host_patterns(operators, usable, tensor_names, devices_with_n_g(settings))
+    texts = split_texts(operators, usable, first_device_layer, settings)
+    return WeightPlaces(usable, patterns, texts, warnings)
 
 
 def usable_plan(plan: Plan, operators: Sequence[Operator], counts: bool = False) -> tuple[Plan, tuple[str, ...]]:
@@ -61,8 +66,7 @@ def usable_plan(plan: Plan, operators: Sequence[Operator], counts: bool = False)
     named = any(placement.layout for placement in plan.operators)
     if not (named or split_names(plan, operators, counts) or any_in_doubt(operators)):
         return plan, ()  # llama.cpp chooses
-    kept_twice, streams = plan.streaming is not None and plan.streaming.kept_twice, bool(plan.token_assignment)
-    usable, warnings = usable_layouts(operators, plan.operators, load_bridge(), streams, kept_twice, counts)
+    usable, warnings = usable_layouts(operators, plan.operators, load_bridge(), plan.split_settings, counts)
     return replace(plan, operators=usable), warnings
 
 
@@ -70,12 +74,11 @@ def usable_layouts(
     operators: Sequence[Operator],
     placements: Sequence[OperatorPlacement],
     bridge: Bridge,
-    streams_tokens: bool,
-    kept_twice: bool,
+    settings: Sequence[SplitSettings],
     counts: bool = False,
 ) -> tuple[tuple[OperatorPlacement, ...], tuple[str, ...]]:
     """A plan's placements with layouts that this CPU has and can multiply with, and a warning for each layout dropped.
-    streams_tokens: whether CC is streamed for n_g, kept_twice: from a second copy. counts: as in needs_split.
+    settings: of each device. counts: as in needs_split.
 
     Where the plan insists on plain memory for some operator, llama.cpp must be kept from repacking (load_params.py);
     then the operators left to its choice get the layout it would have chosen by name. So do the split ones, whose
@@ -83,10 +86,10 @@ def usable_layouts(
     a device can read. An operator that llama.cpp would choose a wrong layout for gets the best of the others.
     """
     by_name = {operator.name: operator for operator in operators}
-    layouts = bridge.cpu_layouts()
-    split = {p.name for p in placements if needs_split(by_name[p.name], p, streams_tokens, counts)}
+    layouts, with_n_g = bridge.cpu_layouts(), devices_with_n_g(settings)
+    split = {p.name for p in placements if needs_split(by_name[p.name], p, with_n_g, counts)}
     plain_wanted = any(placement.layout == PLAIN_LAYOUT and placement.name not in split for placement in placements)
-    read_by_device = streams_tokens and not kept_twice
+    read_by = {device for device in with_n_g if not (settings[device].streaming or StreamSettings()).kept_twice}
     checked: list[OperatorPlacement] = []
     dropped: dict[str, list[str]] = {}  # layout -> operators
     for placement in placements:
@@ -95,7 +98,7 @@ def usable_layouts(
         if layout is not None and not (layout in layouts and supports(bridge, layout, operator, shape)):
             dropped.setdefault(layout, []).append(operator.name)
             layout = None
-        if layout is None and operator.name in split and takes_n_g(operator) and read_by_device:
+        if layout is None and operator.name in split and takes_n_g(operator) and placement.device in read_by:
             layout = PLAIN_LAYOUT
         elif layout is None and (plain_wanted or operator.name in split):
             layout = best_layout(bridge, operator, shape)

@@ -126,6 +126,7 @@ def forced(
         streaming=placement.streaming,
         token_assignment=placement.token_assignment,
         residents=placement.residents,
+        behind_first=placement.split_settings[1:],
     )
     return Forced(placer, plan, tuple(operator.name for operator in operators if share(operator) is not None))
 

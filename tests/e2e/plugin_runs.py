@@ -133,7 +133,7 @@ def with_plugin(
     by_name = {placement.name: placement for placement in case.plan.operators}
     chosen = tuple(_with_layout(operator, by_name[operator.name]) for operator in operators)
     text = plugin_text(
-        replace(case.plan, operators=chosen), operators, case.placer.model.n_layer, device, every_operator=True
+        replace(case.plan, operators=chosen), operators, case.placer.model.n_layer, [device], every_operator=True
     )
     text += "" if sum_bytes is None else f"sum {sum_bytes}\n"
     with (

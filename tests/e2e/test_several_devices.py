@@ -6,6 +6,7 @@ no_alloc loads have processes of their own, and so have loads whose memory is co
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import click
+import numpy as np
 import pytest
 from e2e.described_card import slow_cpu_fast_card
 from e2e.forced import Forced, Share, Where, attention, everything, ffn, forced, movable, nothing, written
-from e2e.logits import TOKENS, assert_stock, placed_logits
+from e2e.logits import TOKENS, Logits, assert_stock, placed_logits
 from e2e.races import FASTER, SLOWER, Measured, racing
 from e2e.several_devices_cases import OPTIONS, TWO
 from gguf_factory import write_llama_shape
@@ -33,13 +35,14 @@ from oallama.cli.placement import PlacementOptions
 from oallama.cli.policy import PolicyOptions
 from oallama.core.codec import to_json
 from oallama.core.errors import UsageError
-from oallama.core.types import SPLIT_LAYOUT, Operator, Workload
+from oallama.core.types import SPLIT_LAYOUT, Operator, SplitSettings, StreamSettings, Workload
 from oallama.core.units import MIB
 from oallama.cost.blocks import is_ffn
 from oallama.placer import Given, Placer
 from oallama.placer.report import report_over
 from oallama.placer.tuned import result_key, tuned_plan
 from oallama.plan.plan import Plan
+from oallama.planner.placement import DeviceSplits
 from oallama.planner.policies.stock import MOST_PROMISING
 from oallama.planner.policies.stock_over import stock_over
 from oallama.profile.store import FOLDER_VARIABLE
@@ -119,24 +122,23 @@ def test_a_planned_model_lies_on_both_cards(models: Path) -> None:
     placer = opened(path, vram=f"{10 * MIB},{20 * MIB}")
     plan = placer.plan(workload=all_logits(placer, 64))
     assert plan.policy == "ranges" and plan.memory.fits and len(plan.memory.devices) == 2
-    assert f"{placer.members[1].device} is the fastest alone: named first, it would have the splits" in plan.notes
     assert all(device.weights_gpu > 0 for device in plan.memory.devices)
     assert_memory(plan, loaded(plan, path), placer.model.n_embd)
 
 
-def test_what_neither_card_holds_is_split_beside_the_first(models: Path) -> None:
-    """In a process that loads the plan, and in llama-server."""
+def test_what_neither_card_holds_is_split(models: Path) -> None:
+    """As planned, in a process that loads the plan; and beside both cards in llama-server."""
     path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
     placer = opened(path, vram=f"{12 * MIB},{9 * MIB}")
     plan = placer.plan(workload=all_logits(placer, 64))
-    assert plan.policy == "ranges" and plan.memory.fits and plan.version == 3
-    assert not any("named first" in note for note in plan.notes)
-    assert {row.device for row in plan.operators if row.backend == "split"} == {0}
+    assert plan.policy == "ranges" and plan.memory.fits and plan.version == 3 and plan.n_on("split")
     assert_memory(plan, loaded(plan, path), placer.model.n_embd)
-    with placer.engine(Plan.from_json(json.loads(json.dumps(plan.to_json()))), once=True) as engine:
+    both = beside_each(path, ffn(0.25, 0.25)).with_breakdown(staging=2 * MIB)
+    assert {row.device for row in both.plan.operators if row.backend == "split"} == {0, 1}
+    with both.engine(once=True) as engine:
         answer = engine.generate("one two", max_tokens=8, temperature=0)
-        assert answer.n_gen == 8 and engine.memory.warning == ""
-        assert engine.split_stats is not None and engine.split_stats.prompt.n_graphs > 0
+        assert answer.n_gen == 8 and not any("not as planned" in warning for warning in engine.warnings)
+        assert engine.split_stats is not None and engine.split_stats.prompt.bytes_streamed > 0
 
 
 def test_a_card_that_would_slow_the_others_is_left_out_and_said(models: Path) -> None:
@@ -186,46 +188,64 @@ def test_stocks_own_placement_is_a_rival_over_all_cards_and_on_each_alone(models
 BORDER = 3
 
 
-def beside_first(path: Path, share: Share, on_host: Where, bare: bool = False, **fields: Any) -> Forced:
-    """A plan that splits operators of the layers before BORDER, which are the first device's, and has all others on
-    their device but those that are left on the host. bare: the first device has slices alone."""
-    placer = Placer.load(path, **OPTIONS)
-    n_layer = placer.model.n_layer
-
-    def own(operator: Operator) -> tuple[float, float] | float | None:
-        return share(operator) if operator.layer_in(n_layer) < BORDER else None
+def beside_each(path: Path, share: Share, on_host: Where = nothing, bare: bool = False, **fields: Any) -> Forced:
+    """A plan that splits operators beside the device of their layer, of which the first has those before BORDER, and
+    has all others there but those that are left on the host. bare: the first device has slices alone, of which it is
+    enough that there are bytes. n_g: tokens of 64 that the device computes, of either. hot: experts that it has."""
+    n_layer, hot, n_g = Placer.load(path, **OPTIONS).model.n_layer, fields.get("hot", ()), fields.pop("n_g", 0)
+    table = ((32, 0), (64, n_g)) if n_g else ()
 
     def whole(operator: Operator) -> bool:
-        before = operator.layer_in(n_layer) < BORDER
-        return own(operator) is None and movable(operator) and not on_host(operator) and not (bare and before)
+        left = (
+            on_host(operator) or (bare and operator.layer_in(n_layer) < BORDER) or (hot and operator.op == "MUL_MAT_ID")
+        )
+        return share(operator) is None and movable(operator) and not left
 
     first, layers = (BORDER, 0) if bare else (0, BORDER)
-    layers_of = {"first_device_layer": first, "device_layers": (layers, n_layer + 1 - BORDER)}
-    return forced(path, TWO, own, whole=whole, **layers_of, **fields)
+    second = DeviceSplits(settings=SplitSettings(table, fields.get("streaming")))
+    return forced(
+        path, TWO, share, whole=whole, first_device_layer=first, device_layers=(layers, n_layer + 1 - BORDER),
+        token_assignment=table, behind_first=(second,), gg_bytes=int(bare), **fields,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("arch", ["llama", "llama-tied", "gemma2", "qwen3moe"])
+def one_by_one(llama: Any, tokens: Sequence[int]) -> Logits:
+    """As placed_logits, of batches of one token."""
+    llama.reset()
+    for token in tokens:
+        llama.eval([token])
+    return np.array(llama.scores[: len(tokens)])
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "olmo2", "qwen3moe", "gpt-oss"])
 @pytest.mark.parametrize(
     "share, on_host, fields",
     [
-        (ffn(0.5), nothing, {}),  # blocks that live on the first device
-        (ffn(0.5), lambda operator: is_ffn(operator) and operator.layer == 3, {}),  # and plain ones behind the border
-        (ffn(0.25, 0.25), nothing, {"layout": "CPU", "token_assignment": ((32, 0), (64, 20))}),  # streamed
-        (everything(0.5), attention, {}),  # attention and FFNs apart, and attention of the second device on the host
+        (ffn(0.5), nothing, {}),  # blocks that live on their device
+        (ffn(0.5), lambda operator: is_ffn(operator) and operator.layer == BORDER, {}),  # and plain ones between
+        (ffn(0.25, 0.25), nothing, {"layout": "CPU", "n_g": 20}),  # streamed
+        (everything(0.5), nothing, {}),  # attention and FFNs apart
+        (everything(0.5), attention, {}),
         (ffn(0.5), nothing, {"bare": True}),
+        (nothing, nothing, {"hot": (0, 2)}),
+        (nothing, nothing, {"hot": (0, 2, 3), "layout": "CPU", "streaming": StreamSettings(exchange="eager")}),
     ],
 )
-def test_splits_beside_the_first_device_have_stocks_numbers(
+def test_splits_beside_each_device_have_stocks_numbers(
     models: Path, arch: str, share: Share, on_host: Where, fields: dict[str, Any]
 ) -> None:
+    """Hot experts of a model without experts are whole ranges."""
     path = written(models, arch, weight_type="F16", n_layer=5)
-    case = beside_first(path, share, on_host, **fields).with_breakdown(staging=16 * MIB)
-    assert case.plan.version == 3
+    case = beside_each(path, share, on_host, **fields).with_breakdown(staging=16 * MIB)
+    assert case.plan.version == 3 and Plan.from_json(json.loads(json.dumps(case.plan.to_json()))) == case.plan
     with case.llama() as llama:
         assert llama.device == "Emulated0,Emulated1"
         held = {buffer.device for buffer in llama.buffers if buffer.buft == SPLIT_LAYOUT and buffer.model}
-        assert held == {"", "Emulated0"}
+        assert held == (
+            {"", "Emulated0", "Emulated1"} if any(row.backend == "split" for row in case.plan.operators) else set()
+        )
         assert_stock(placed_logits(llama, TOKENS), path, TOKENS)
+        assert_stock(one_by_one(llama, TOKENS[:6]), path, TOKENS[:6])
 
 
 #

@@ -76,7 +76,7 @@ def test_a_no_alloc_load_makes_the_splits_of_the_real_one(models: Path) -> None:
     there, on_host = (beside_the_ffns(path, "rpc-worker", residents=residents) for residents in (True, False))
     dry, plan = there.placer.no_alloc_loads, there.plan
     settings = dry.settings(plan.workload, there.placer.placed(plan), there.placer.attention)
-    assert settings.split_text.count(" resident\n") == 3 * there.placer.model.n_layer
+    assert settings.split_texts[0].count(" resident\n") == 3 * there.placer.model.n_layer
     assert no_alloc_memory(settings).n_splits_decode == 2 * there.placer.model.n_layer + 2, (
         "and the embedding on the CPU"
     )

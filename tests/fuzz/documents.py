@@ -19,7 +19,7 @@ from worlds import model_info, placed, some_plan, weight
 from oallama.core.codec import from_json
 from oallama.core.errors import OallamaError
 from oallama.core.routing import ExpertCounts, LayerCounts
-from oallama.core.types import Attention, Predicted, StreamSettings
+from oallama.core.types import Attention, Predicted, StreamSettings, devices_with_n_g
 from oallama.cost.experts import expert_use
 from oallama.cost.kernels import Kernels
 from oallama.device.emulated import Emulated
@@ -97,9 +97,9 @@ def check_plan(raw: bytes, folder: Path) -> None:
     assert len(plan.fingerprint) == 64
     plugin = Plugin("lib", "plan")
     try_all(
-        lambda: plugin_text(plan, OPERATORS, MODEL.n_layer, "RPC0"),
-        lambda: plugin_text(plan, OPERATORS, MODEL.n_layer, "RPC0", every_operator=True),
-        lambda: host_patterns(OPERATORS, plan.operators, NAMES, bool(plan.token_assignment)),
+        lambda: plugin_text(plan, OPERATORS, MODEL.n_layer, ["RPC0"]),
+        lambda: plugin_text(plan, OPERATORS, MODEL.n_layer, ["RPC0"], every_operator=True),
+        lambda: host_patterns(OPERATORS, plan.operators, NAMES, devices_with_n_g(plan.split_settings)),
         lambda: plan_sentences(plan, OPERATORS),
         *(lambda target=target: export_command(plan, OPERATORS, NAMES, target, plugin) for target in TARGETS),
     )

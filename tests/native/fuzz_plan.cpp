@@ -51,8 +51,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
         }
     }
     for (const int64_t n_tokens : {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{512}, int64_t{1} << 31}) {
-        const int64_t n_g = n_g_at(plan.tokens, n_tokens);
-        fuzz::must(n_g >= 0 && n_g <= n_tokens, "no more tokens on the device than there are");
+        for (const DeviceSpec & device : plan.devices) {
+            const int64_t n_g = n_g_at(device.tokens, n_tokens);
+            fuzz::must(n_g >= 0 && n_g <= n_tokens, "no more tokens on the device than there are");
+        }
     }
     return 0;
 }

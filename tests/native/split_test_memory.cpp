@@ -157,6 +157,34 @@ void check_crossings(const Block & block, Cut cut, int64_t n_tokens) {
     check(stats().bytes_out == both * n_tokens * block.n_embd * int64_t{sizeof(float)}, what + "bytes are fetched");
 }
 
+// One context computes beside two devices, by one plan: each has its own streams and memory.
+void check_two_devices() {
+    const Block       dense   = ffn_block(q4_0, q4_0);
+    const Block       experts = moe_block(q4_0, q4_0);
+    const std::string beside  = plan_text({&experts}, Cut::half, "", "CPU");
+    const PlanPtr     plan =
+        new_plan(plan_text({&dense}, Cut::half) + beside.substr(beside.find('\n') + 1)); // without the first line
+    const Model first(dense, plan.get());
+    const Model second(experts, plan.get());
+    const auto  held_on = [](const std::string & device) {
+        int64_t bytes = 0;
+        check_ok(oallama_get_device_compute(device.c_str(), &bytes), "memory of a device");
+        return bytes;
+    };
+    {
+        Session session;
+        for (const int64_t n_tokens : {1, 7, 1, 64, 1}) {
+            check_right(session, first, n_tokens, "beside the first of two devices");
+            check_right(session, second, n_tokens, "beside the second");
+        }
+        check(held_on(async_device::device_name) > 0 && held_on("CPU") > 0, "each has memory of its own");
+        check(held_on(async_device::device_name) + held_on("CPU") == memory().device_compute, "all of it");
+    }
+    check(held_on(async_device::device_name) == 0 && held_on("CPU") == 0, "which goes with the context");
+    int64_t bytes = 0;
+    check(oallama_get_device_compute("none", &bytes) == OALLAMA_INVALID, "a device that is not there");
+}
+
 // ggml's registry has no lock: what it lists stays as it is while plans come and go. Who lists devices meanwhile sees
 // one of ours that computes nothing.
 void check_registry(const Block & block) {
@@ -208,6 +236,7 @@ void test_memory() {
     check_pieces(gib, 2, "not as planned: no pinned host memory is left for 536870912 of 1610612736 bytes of weights");
     check_pieces(gib / 4, 0, "no pinned host memory is left for 1610612736 of 1610612736 bytes of weights");
     check_default_memory(dense);
+    check_two_devices();
     check_graphs(dense);
     for (const Block & block : {dense, experts}) {
         check_order(block);
@@ -215,6 +244,7 @@ void test_memory() {
         const Setting lives(resident, true);
         check_no_growth(block);
         check_refused_residents(block);
+        check_two_devices();
     }
 }
 

@@ -33,6 +33,8 @@ void check_accepted() {
              head + "tensor x F32 7x64x1 rows 32 0 32 CPU chunk=64 n_g=0\n",
              "oallama-plan 1\ntensor x F32 7x64x1 rows 64 0 0 CPU n_g=0 resident\ndevice TEST0\n",
              head + "prefetch ahead\ntwice 0\ntokens 1 1\n",
+             head + "staging 4096\n" + valid + "device CPU\ntokens 4 4\ntokens 8 8\n" +
+                 "tensor b Q8_0 64x70x1 rows 32 0 38 CPU resident\n",
              "\n# comment\n  # another\n\noallama-plan 1\n\n",
              "oallama-plan 1\nmodel " + model + "\ndevice TEST0\n" + valid,
              head + "  tensor\tx F32 32x31x1 rows 0 0 31 -\r\n",
@@ -49,7 +51,7 @@ void check_all_refused() {
         check_refused(text);
     }
     for (const char * line : {"tensors x F32 32x64x1 rows 32 0 32 CPU",
-                              "device CPU",
+                              "device TEST0",
                               "slots 0",
                               "slots 65",
                               "slots",

@@ -47,7 +47,8 @@ def test_it_is_loaded_once_and_when_asked_for() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     named = [f"OALLAMA_{layout}" for layout in ggml_bridge.load().cpu_layouts()]
-    assert done.stdout.splitlines() == ["[]", "False", str(["OALLAMA", "OALLAMA_Split", "OALLAMA_Resident", *named])]
+    residents = ["OALLAMA_Resident", *(f"OALLAMA_Resident{number}" for number in range(1, 6))]
+    assert done.stdout.splitlines() == ["[]", "False", str(["OALLAMA", "OALLAMA_Split", *residents, *named])]
 
 
 def test_its_path_is_the_one_for_stock_binaries(split: SplitBackend) -> None:

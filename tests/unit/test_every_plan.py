@@ -117,7 +117,7 @@ def check_times(world: World, plan: Plan) -> None:
 
 def check_text(plan: Plan, operators: Sequence[Operator]) -> None:
     """Of each operator that is split one line, which says the plan's cut; nothing of the others."""
-    lines = plugin_text(plan, operators, n_layer=8, device_name="CARD").splitlines()
+    lines = plugin_text(plan, operators, n_layer=8, device_names=("CARD",)).splitlines()
     rows = [line.split() for line in lines if line.startswith("tensor ")]
     split = [
         (operator, place)

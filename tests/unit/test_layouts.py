@@ -40,14 +40,14 @@ class Cpu:
         return sound and self.layout_takes(layout, type_name, k, n, e, n_expert_used)
 
 
-def chosen(cpu, kept_twice=False, **wanted):
+def chosen(cpu, **wanted):
     """Layouts by role. wanted: a share on the device, or a layout, by role."""
     asked = []
     for operator in OPERATORS:
         want = wanted.get(operator.role)
         gg, layout = (want, None) if isinstance(want, float) else (0.0, want)
         asked.append(placed(operator.name, gg=gg, layout=layout))
-    placements, warnings = usable_layouts(OPERATORS, asked, cpu, False, kept_twice)
+    placements, warnings = usable_layouts(OPERATORS, asked, cpu, [])
     names = {p.name: p.layout for p in placements}
     return {operator.role: names[operator.name] for operator in OPERATORS}, warnings
 
@@ -88,10 +88,10 @@ def test_a_split_weight_is_right_too():
 
 def test_a_weight_whose_input_has_sequences_is_not_where_several_matrices_are_wrong():
     recurrent = replace(MATRIX, by_sequence=True)
-    usable, _ = usable_layouts((recurrent,), [placed(recurrent.name)], Cpu(), False, False)
+    usable, _ = usable_layouts((recurrent,), [placed(recurrent.name)], Cpu(), [])
     assert usable[0].layout == "CPU_REPACK", "which takes no several matrices, and so is not asked about them"
     sound = Cpu(wrong=set())
-    assert usable_layouts((recurrent,), [placed(recurrent.name)], sound, False, False)[0][0].layout is None
+    assert usable_layouts((recurrent,), [placed(recurrent.name)], sound, [])[0][0].layout is None
 
 
 def test_stock_programs_need_no_repack_where_they_would_be_wrong(monkeypatch):

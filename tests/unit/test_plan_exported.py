@@ -23,13 +23,14 @@ from oallama.core.types import (
     Draft,
     Operator,
     OperatorPlacement,
+    SplitSettings,
     StockOptions,
     StreamSettings,
 )
 from oallama.plan.export import Backend, Plugin, Target, export_command, needs_plugin, splits, stock_device
 from oallama.plan.patterns import escape, host_patterns
 from oallama.plan.plan import Plan
-from oallama.plan.plugin_text import plugin_text, split_text
+from oallama.plan.plugin_text import plugin_text, split_texts
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "plugin_plan_v1.oallama"
 STREAMED = GOLDEN.with_name("plugin_plan_v1_streamed.oallama")
@@ -73,7 +74,7 @@ def plan(placements: tuple[OperatorPlacement, ...] = PLACEMENTS, **changes: obje
 
 
 def text_of(made: Plan, device: str = "RPC0", n_layer: int = N_LAYER, every_operator: bool = False) -> str:
-    return plugin_text(made, OPERATORS, n_layer, device, every_operator)
+    return plugin_text(made, OPERATORS, n_layer, [device], every_operator)
 
 
 def residents(text: str) -> list[str]:
@@ -104,14 +105,15 @@ def test_blocks_live_on_the_device_where_the_norms_of_their_layer_do() -> None:
     assert of(2) == of_layer_1
     assert of(3) == [o.name for o in OPERATORS if o.layer is not None]
     assert of(3, N_LAYER + 1) == of_layer_1, "a block of MTP has no operators and counts"
-    assert of(3, residents=False) == residents(split_text(OPERATORS, PLACEMENTS, 1, residents=False)) == []
+    parts = split_texts(OPERATORS, PLACEMENTS, 1, [SplitSettings(residents=False)])
+    assert of(3, residents=False) == residents(parts[0]) == []
 
 
 def test_experts_are_on_the_host_where_their_router_is() -> None:
     router = weight(role="ffn_gate_inp", k=256, n=8, layer=1, type_name="F32")
     for gg in (0.0, 1.0):
         made = plan((*PLACEMENTS, placed(router.name, gg=gg)), n_gpu_layers=2)
-        text = plugin_text(made, (*OPERATORS, router), N_LAYER, "RPC0", every_operator=True)
+        text = plugin_text(made, (*OPERATORS, router), N_LAYER, ["RPC0"], every_operator=True)
         assert ("blk.1.ffn_gate_exps.weight" in residents(text)) is (gg == 1.0)
 
 
@@ -136,7 +138,7 @@ def test_the_text_of_a_plan_that_streams() -> None:
 
 
 def test_a_load_without_its_plan_is_told_what_is_split_and_along_which_axis_wherever_it_is_cut() -> None:
-    text = split_text(OPERATORS, PLACEMENTS, N_LAYER + 1)
+    (text,) = split_texts(OPERATORS, PLACEMENTS, N_LAYER + 1)
     lines = text.splitlines()
     assert lines[:2] == ["oallama-plan 1", "sum 262144"]
     assert [line.split()[1:] for line in lines[2:5]] == [
@@ -146,8 +148,8 @@ def test_a_load_without_its_plan_is_told_what_is_split_and_along_which_axis_wher
     ]
     assert not any("attn_q" in line or "device" in line for line in lines), "it is whole; and there is no device"
     halves = [replace(p, gg=0.5, cc=0.5) if 0 < p.gg < 1 else p for p in PLACEMENTS]
-    assert split_text(OPERATORS, halves, N_LAYER + 1) == text
-    assert split_text(OPERATORS[:1], PLACEMENTS, N_LAYER + 1) == ""
+    assert split_texts(OPERATORS, halves, N_LAYER + 1) == (text,)
+    assert split_texts(OPERATORS[:1], PLACEMENTS, N_LAYER + 1) == ()
 
 
 def test_hot_experts_are_listed() -> None:
@@ -180,7 +182,7 @@ def test_names_that_no_word_of_a_line_can_hold_are_refused(word: str) -> None:
         text_of(plan(), word)
     named = [*PLACEMENTS[:-1], replace(PLACEMENTS[-1], name=word)]
     with pytest.raises(PlanError, match="without spaces"):
-        plugin_text(plan(tuple(named)), (*OPERATORS[:-1], replace(OPERATORS[-1], name=word)), N_LAYER, "RPC0")
+        plugin_text(plan(tuple(named)), (*OPERATORS[:-1], replace(OPERATORS[-1], name=word)), N_LAYER, ["RPC0"])
 
 
 #
@@ -319,7 +321,7 @@ def test_with_tokens_assigned_an_output_stays_llama_cpp_s() -> None:
     """As what is whole on the device does: CG' is of CC, and there is none."""
     places = [placed(OPERATORS[0].name, gg=1.0), placed(OPERATORS[1].name), placed("output.weight")]
     operators = (*OPERATORS[:2], OPERATORS[-1])
-    assert host_patterns(operators, places, [p.name for p in places], streams_tokens=True) == (
+    assert host_patterns(operators, places, [p.name for p in places], with_n_g={0}) == (
         (r"^blk\.0\.ffn_gate\.weight$", SPLIT_LAYOUT),
         (r"^output\.weight$", None),
     )

@@ -27,7 +27,7 @@ from worlds import (
 from oallama.cli.main import exit_code
 from oallama.core.errors import DoesNotFit, PlanError, UsageError
 from oallama.core.options import Options
-from oallama.core.types import Attention, DeviceInfo, MemoryBreakdown, StreamSettings, Workload
+from oallama.core.types import Attention, DeviceInfo, MemoryBreakdown, SplitSettings, StreamSettings, Workload
 from oallama.cost.blocks import is_ffn, slice_weights
 from oallama.cost.passes import passes
 from oallama.cost.ranges import range_seconds, ranges_seconds
@@ -41,7 +41,8 @@ from oallama.model.cut import cut_extent
 from oallama.placer import Placer
 from oallama.placer.model_on_device import in_order_of_speed
 from oallama.placer.several import plan_over_devices
-from oallama.plan.export import Plugin, split_device, stock_command
+from oallama.plan.export import Plugin, split_devices, stock_command
+from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.planner.attention import AttentionRule, Problems
@@ -400,6 +401,7 @@ def cut_like(problem: Problem, workload: Workload, border: int, gg: float, cg: f
     layers = (0 if alone else border), n_layer + 1 - border
     placement = Placement(
         tuple(places), n_layer + 1 - sum(layers), device_layers=layers, streaming=StreamSettings() if cg else None,
+        staging_bytes=1,  # more than none, until it is known
         gg_bytes=slice_weights(problem.operators, [0 if p.is_device else p.cut.gg for p in places]),
     )  # fmt: skip
     part, own = sliced_part(problem, placement)
@@ -513,12 +515,8 @@ def test_a_plan_that_llama_cpp_cannot_load_is_refused() -> None:
     rows = (replace(mixed.operators[0], device=1), *mixed.operators[1:])
     with pytest.raises(PlanError, match="one layer on two devices"):
         replace(mixed, operators=rows).check(SMALL, operators)
-    *others, last = mixed.operators
-    behind = replace(mixed, operators=(*others, replace(last, gg=0.5, cc=0.5)))
-    with pytest.raises(PlanError, match=r"splits operator output\.weight on a device behind its first"):
-        behind.check(SMALL, operators)
-    first, *others = mixed.operators
-    replace(mixed, operators=(replace(first, gg=0.5, cc=0.5), *others)).check(SMALL, operators)
+    first, last = (replace(mixed.operators[i], gg=0.5, cc=0.5) for i in (0, -1))
+    replace(mixed, operators=(first, *mixed.operators[1:-1], last)).check(SMALL, operators)
 
 
 def test_llama_cpp_is_told_the_devices_and_how_many_layers_each_has() -> None:
@@ -537,21 +535,44 @@ def test_llama_cpp_is_told_the_devices_and_how_many_layers_each_has() -> None:
         assert f"--rpc h:1 --device {name},RPC0 -ngl 5 -ts 2,3" in " ".join(arguments)
 
 
-def test_the_split_back_end_is_told_the_first_device_and_its_layers() -> None:
-    """With n_g it computes what the host has of the first device's layers, and nothing of the others."""
+def test_the_split_back_end_is_told_each_device_and_its_layers() -> None:
+    """With n_g of the first device it computes what the host has of its layers, and nothing of the others."""
     operators = weights_of(SMALL)
     split = [f"blk.0.ffn_{role}.weight" for role in ("gate", "up", "down")]
     on_device = dict.fromkeys(split, 0.5) | {f"blk.{layer}.ffn_up.weight": 0.0 for layer in (1, 3)}
     rows = (replace(row, gg=(gg := on_device.get(row.name, row.gg)), cc=1 - gg) for row in a_plan().operators)
     found = replace(a_plan(), operators=tuple(rows), token_assignment=((32, 8),))
-    assert split_device(found) == "CUDA0"
-    text = plugin_text(found, operators, 4, split_device(found))
+    assert split_devices(found) == ("CUDA0", "CUDA1")
+    text = plugin_text(found, operators, 4, split_devices(found))
     assert "device CUDA0\n" in text
     lines = {line.split()[1]: line for line in text.splitlines() if line.startswith("tensor")}
     assert set(lines) == {*split, "blk.1.ffn_up.weight"} and all(line.endswith("resident") for line in lines.values())
     _, arguments = stock_command(found, operators, [o.name for o in operators], plugin=Plugin("lib.so", "plan"))
     told = " ".join(arguments)
     assert "--device CUDA0,CUDA1 -ngl 5 -ts 2,3" in told and r"^blk\.(?:2|3)\.ffn_up\.weight$=CPU" in told
+
+
+def test_the_split_back_end_is_told_how_to_stream_to_each_device() -> None:
+    operators = weights_of(SMALL)
+    split = [f"blk.{layer}.ffn_{role}.weight" for layer in (1, 2) for role in ("gate", "up", "down")]
+    rows = (replace(row, gg=0.5, cg=0.25, cc=0.25) if row.name in split else row for row in a_plan().operators)
+    second = SplitSettings(((32, 0), (512, 128)), StreamSettings(n_slots=1, link_bytes_per_s=5), residents=False)
+    found = replace(
+        a_plan(), operators=tuple(rows), streaming=StreamSettings(link_bytes_per_s=7), behind_first=(second,)
+    )
+    assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert placed_by_plan(4, operators, found).split_settings == found.split_settings
+    text = plugin_text(found, operators, 4, split_devices(found))
+    first, behind = (part.splitlines() for part in text.split("device CUDA1\n"))
+    assert "device CUDA0" in first and "link 7" in first and not any(line.startswith("tokens") for line in first)
+    assert {"link 5", "slots 1", "tokens 512 128"} <= set(behind)
+    tensors = [{line.split()[1] for line in part if line.startswith("tensor")} for part in (first, behind)]
+    assert set(split[:3]) == tensors[0] and set(split[3:]) <= tensors[1]
+    assert all(line.endswith(" resident") for line in first if line.startswith("tensor"))
+    assert not any(line.endswith(" resident") for line in behind)
+    assert set.union(*tensors) == set(split_names(found, operators))
+    with pytest.raises(PlanError, match="splits beside 3 devices, but its device is CUDA0,CUDA1"):
+        replace(found, behind_first=(second, second))
 
 
 @given(n=st.integers(1, 60), cuts=st.lists(st.integers(0, 60), min_size=1, max_size=3))

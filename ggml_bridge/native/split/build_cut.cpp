@@ -113,7 +113,7 @@ ggml_tensor * CutBuilder::slot_of(int i, const SplitWeight & weight, Side side) 
     }
     ggml_tensor * out = weight.new_tensor(build_.ctx(), side);
     build_.phase.streamed.push_back({part, out});
-    build_.program.stream = plan_of(build_.graph->nodes[i]->src[0])->spec().stream;
+    build_.program.stream = device_spec_of(build_.graph->nodes[i]->src[0]).stream;
     return out;
 }
 

@@ -136,9 +136,9 @@ Routed & RoutedBuilder::routing_of(int mul_mat) {
     made.n_rows   = chosen->ne[0] * chosen->ne[1];
     made.n_device = n_device_ranks(chosen->ne[0], *weight);
     if (weight->table()->is_movable()) {
-        const PlanSpec & plan   = plan_of(build_.graph->nodes[mul_mat]->src[0])->spec();
-        build_.program.stream   = plan.stream;
-        build_.program.exchange = plan.exchange;
+        const DeviceSpec & device = device_spec_of(build_.graph->nodes[mul_mat]->src[0]);
+        build_.program.stream     = device.stream;
+        build_.program.exchange   = device.exchange;
     }
     made.host_ids = build_.stage(ggml_new_tensor_2d(build_.ctx(), GGML_TYPE_I32, 1, made.n_rows));
     if (weight->table()->is_movable() && chosen->ne[1] > 1) {

@@ -4,6 +4,11 @@
 
 namespace oallama {
 
+void Turns::forget_copies() {
+    small_copies.forget();
+    last_phase = nullptr;
+}
+
 DeviceSide::DeviceSide(ggml_backend_dev_t device)
     : device_(device), compute_(ggml_backend_dev_init(device, nullptr)),
       activations_(ggml_gallocr_new(ggml_backend_dev_buffer_type(device))) {
@@ -17,9 +22,9 @@ DeviceSide::DeviceSide(ggml_backend_dev_t device)
 
 DeviceSide::~DeviceSide() {
     for (const auto & biases : slot_biases_) {
-        counters().device_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(biases->buffer.get()));
+        count_compute(device_, -static_cast<int64_t>(ggml_backend_buffer_get_size(biases->buffer.get())));
     }
-    counters().device_compute -= static_cast<int64_t>(n_activation_bytes_);
+    count_compute(device_, -static_cast<int64_t>(n_activation_bytes_));
 }
 
 bool DeviceSide::allocate(Program & program, size_t slot) {
@@ -29,11 +34,14 @@ bool DeviceSide::allocate(Program & program, size_t slot) {
     const bool   reserved = ggml_gallocr_reserve(activations_.get(), program.device_graph);
     const size_t bytes    = ggml_gallocr_get_buffer_size(activations_.get(), 0);
     const bool   moved    = bytes != n_activation_bytes_; // to a larger buffer, or, when there was no room, to none
-    counters().device_compute += static_cast<int64_t>(bytes) - static_cast<int64_t>(n_activation_bytes_);
+    count_compute(device_, static_cast<int64_t>(bytes) - static_cast<int64_t>(n_activation_bytes_));
     n_activation_bytes_ = bytes;
     if (!reserved || !ggml_gallocr_alloc_graph(activations_.get(), program.device_graph)) {
         throw Error(OALLAMA_NO_MEMORY, std::string("device ") + name() +
                                            " has no memory left for activations; use a smaller micro-batch (-ub)");
+    }
+    if (program.exchange != ExchangeMode::off && !exchange_) {
+        exchange_ = std::make_unique<Exchange>(stream(program.stream), program.exchange == ExchangeMode::eager);
     }
     return moved;
 }
@@ -69,7 +77,7 @@ std::unique_ptr<SlotBiases> DeviceSide::new_biases(const Upload & upload, const 
         throw Error(OALLAMA_NO_MEMORY, std::string("device ") + name() + " has no memory left for biases of experts");
     }
     ggml_backend_buffer_clear(buffer.get(), 0);
-    counters().device_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(buffer.get()));
+    count_compute(device_, static_cast<int64_t>(ggml_backend_buffer_get_size(buffer.get())));
     return std::make_unique<SlotBiases>(
         SlotBiases{upload.biases, table, std::move(buffer), std::vector<int32_t>(table->expert_in().size(), -1)});
 }
@@ -113,6 +121,28 @@ bool DeviceSide::mark() {
         ggml_backend_event_record(mark_.get(), fetching());
     }
     return has_events();
+}
+
+void DeviceSide::ask_ahead(Time until, int64_t n_tokens) {
+    if (streams() && n_tokens == turns.streamed) {
+        stream_->prefetch(turns.slot, n_tokens, until);
+    }
+    if (exchange_) {
+        exchange_->go_on(until);
+    }
+}
+
+// The device has been given what it computes between two phases: until it has done that, nothing is sent to it.
+void DeviceSide::computes_input(int64_t n_tokens) {
+    SmallCopies & copies = turns.small_copies;
+    Phase *       last   = turns.last_phase;
+    if (last == nullptr || last->pacing.feeds_device || copies.is_last(last->pacing.lifted)) {
+        return; // or computes with what was there already
+    }
+    copies.forget(); // the first time: it has gone on for longer, until llama.cpp had sent the result
+    last->pacing.feeds_device = true;
+    copies.copied(&last->pacing.fed);
+    ask_ahead(copies.due(), n_tokens);
 }
 
 Stream & DeviceSide::stream(const StreamSpec & spec) {

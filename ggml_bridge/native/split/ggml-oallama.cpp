@@ -6,14 +6,17 @@
 //                       reads them
 //     OALLAMA_Split     computes nothing: makes the split buffer type known by name, because `-ot` looks among the
 //                       default buffer types of devices
-//     OALLAMA_Resident  computes as OALLAMA does while a plan has blocks that live on a device, but its results lie
-//                       where that device computes what comes next; without such a plan it computes nothing
+//     OALLAMA_Resident, OALLAMA_Resident1, …
+//                       compute as OALLAMA does while a plan has blocks that live on a device, but their results lie
+//                       where that device computes what comes next; there is one for each device that plans have such
+//                       blocks on, and those left over compute nothing
 //     OALLAMA_CPU_REPACK, OALLAMA_AMX, …, OALLAMA_CPU
 //                       compute nothing: make the CPU's layouts known by name, which are CPU_REPACK, AMX, … and, for
 //                       plain memory, OALLAMA_CPU: by `CPU` llama.cpp means whichever layout the CPU prefers
 //
 // A llama_context makes a backend of each device of type ACCEL. Devices that never compute are of type CPU, of which
-// llama.cpp takes the first alone, ggml's own: so they cost a context nothing. The backends of a context share one
+// llama.cpp takes the first alone, ggml's own: so they cost a context nothing. So are OALLAMA_Resident1 and those
+// behind it while they compute nothing. The backends of a context share one
 // SplitBackend (run.h), which does all the work.
 // A plan has a buffer type of its own, so that two models with two plans can be loaded at once; it and its buffers are
 // owned as plan.h says. ggml calls the vtables below from the thread that loads a model or computes its graphs.
@@ -26,7 +29,9 @@
 #include <cstring>
 #include <deque>
 #include <initializer_list>
+#include <iterator>
 #include <map>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -96,11 +101,16 @@ class SplitBuffer {
         }
         tried_  = true;
         placed_ = attempt([this] {
-            if (plan_->lacks_residents()) {
-                note(std::string("blocks cannot live on ") + ggml_backend_dev_name(plan_->device()) +
-                     ", which takes no buffer type but its own: what they read and give crosses through host memory");
+            std::vector<ggml_backend_dev_t> devices;
+            for (size_t number = 0; number < plan_->spec().devices.size(); number++) {
+                devices.push_back(plan_->device(number));
+                if (plan_->lacks_residents(number)) {
+                    note(std::string("blocks cannot live on ") + ggml_backend_dev_name(devices.back()) +
+                         ", which takes no buffer type but its own: what they read and give crosses through host "
+                         "memory");
+                }
             }
-            memory_ = place_weights(weights_, plan_->device(), plan_->spec(),
+            memory_ = place_weights(weights_, devices, plan_->spec(),
                                     [this](const std::string & sentence) { note(sentence); });
             for (const auto & weight : weights_) {
                 plan_->report(*weight, true);
@@ -215,7 +225,7 @@ ggml_backend_buffer_t ggml_backend_oallama_split_buffer_type_alloc_buffer(ggml_b
     ggml_backend_buffer_t buffer = nullptr;
     logged([&] {
         auto plan = static_cast<LoadedPlan *>(buffer_type_context(buft))->shared_from_this();
-        plan->device(); // where it is missing, the load fails here
+        plan->find_devices(); // where one is missing, the load fails here
         auto context = std::make_unique<SplitBuffer>(std::move(plan));
         buffer       = ggml_backend_buffer_init(buft, ggml_backend_oallama_split_buffer_i, context.release(), size);
     });
@@ -253,6 +263,14 @@ LoadedPlan * plan_of(const ggml_tensor * tensor) {
         return nullptr;
     }
     return static_cast<LoadedPlan *>(buffer_type_context(tensor->buffer->buft));
+}
+
+ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
+    return plan_of(tensor)->device(weight_of(tensor)->slice().device);
+}
+
+const DeviceSpec & device_spec_of(const ggml_tensor * tensor) {
+    return plan_of(tensor)->spec().device_of(weight_of(tensor)->slice());
 }
 
 SplitWeight * weight_of(const ggml_tensor * tensor) {
@@ -334,7 +352,7 @@ void ggml_backend_oallama_free(ggml_backend_t backend) {
 bool ggml_backend_oallama_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t backend_dst,
                                            const ggml_tensor * /*src*/, ggml_tensor * /*dst*/) {
     if (backend_src != backend_dst && context_of(backend_dst).split) {
-        logged([&] { context_of(backend_dst).split->device_computes(); });
+        logged([&] { context_of(backend_dst).split->computes_input(backend_src->device); });
     }
     context_of(backend_dst).sent = true;
     return false;
@@ -411,6 +429,7 @@ struct DeviceContext {
     const char *               name;
     const char *               description;
     bool                       resident = false;   // its results are in a device's memory, not the host's
+    bool                       spare    = false;   // it is for a second device
     ggml_backend_buffer_type_t named    = nullptr; // it computes nothing, but makes this known by name
 
     // The device whose memory a resident device uses. NULL: no plan has blocks there, and it computes nothing. Other
@@ -431,7 +450,7 @@ DeviceContext & context_of(ggml_backend_dev_t dev) {
 struct PlanDevices {
     std::mutex                        mutex;
     std::map<ggml_backend_dev_t, int> n_plans;
-    int                               n_resident = 0; // plans that have blocks in the memory of OALLAMA_Resident
+    std::map<ggml_backend_dev_t, int> n_resident; // plans that have blocks in its memory
 };
 
 PlanDevices & plan_devices() {
@@ -441,11 +460,13 @@ PlanDevices & plan_devices() {
 
 // The buffer type of results that llama.cpp finds in host memory.
 ggml_backend_buffer_type_t host_buft() {
-    PlanDevices &                     known = plan_devices();
-    const std::lock_guard<std::mutex> lock(known.mutex);
-    ggml_backend_buffer_type_t        pinned =
-        known.n_plans.size() == 1 ? ggml_backend_dev_host_buffer_type(known.n_plans.begin()->first) : nullptr;
-    return pinned != nullptr ? pinned : ggml_backend_cpu_buffer_type();
+    PlanDevices &                        known = plan_devices();
+    const std::lock_guard<std::mutex>    lock(known.mutex);
+    std::set<ggml_backend_buffer_type_t> pinned;
+    for (const auto & [device, n_plans] : known.n_plans) {
+        pinned.insert(ggml_backend_dev_host_buffer_type(device));
+    }
+    return pinned.size() == 1 && *pinned.begin() != nullptr ? *pinned.begin() : ggml_backend_cpu_buffer_type();
 }
 
 // The backends of a llama_context are made one after another in a thread, the one for host memory first: what computes
@@ -478,7 +499,9 @@ void ggml_backend_oallama_device_get_memory(ggml_backend_dev_t /*dev*/, size_t *
 }
 
 enum ggml_backend_dev_type ggml_backend_oallama_device_get_type(ggml_backend_dev_t dev) {
-    return context_of(dev).named != nullptr ? GGML_BACKEND_DEVICE_TYPE_CPU : GGML_BACKEND_DEVICE_TYPE_ACCEL;
+    const DeviceContext & context = context_of(dev);
+    const bool            idle    = context.named != nullptr || (context.spare && context.memory == nullptr);
+    return idle ? GGML_BACKEND_DEVICE_TYPE_CPU : GGML_BACKEND_DEVICE_TYPE_ACCEL;
 }
 
 void ggml_backend_oallama_device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
@@ -565,12 +588,20 @@ const ggml_backend_device_i ggml_backend_oallama_device_i = {
 // registration interface
 //
 
-enum DeviceIndex { device_compute = 0, device_split = 1, device_resident = 2, n_devices = 3 };
+enum DeviceIndex { device_compute = 0, device_split = 1, device_resident = 2, n_devices = 8 };
 
+constexpr const char * resident_description = "the same as OALLAMA, with inputs and results in a device's memory";
+
+// One of ggml's schedulers has 16 back ends at most: beside eight cards, the CPU's and OALLAMA's there is room for six.
 DeviceContext device_contexts[n_devices] = {
     {"OALLAMA", "CPU and a device computing one operator together"},
     {"OALLAMA_Split", "names the split buffer type; computes nothing"},
-    {"OALLAMA_Resident", "the same as OALLAMA, with inputs and results in a device's memory", /*resident=*/true},
+    {"OALLAMA_Resident", resident_description, /*resident=*/true},
+    {"OALLAMA_Resident1", resident_description, /*resident=*/true, /*spare=*/true},
+    {"OALLAMA_Resident2", resident_description, /*resident=*/true, /*spare=*/true},
+    {"OALLAMA_Resident3", resident_description, /*resident=*/true, /*spare=*/true},
+    {"OALLAMA_Resident4", resident_description, /*resident=*/true, /*spare=*/true},
+    {"OALLAMA_Resident5", resident_description, /*resident=*/true, /*spare=*/true},
 };
 
 extern ggml_backend_device devices[n_devices];
@@ -624,11 +655,7 @@ ggml_backend_reg ggml_backend_oallama_reg = {
     /* .context     = */ nullptr,
 };
 
-ggml_backend_device devices[n_devices] = {
-    {ggml_backend_oallama_device_i, &ggml_backend_oallama_reg, &device_contexts[device_compute]},
-    {ggml_backend_oallama_device_i, &ggml_backend_oallama_reg, &device_contexts[device_split]},
-    {ggml_backend_oallama_device_i, &ggml_backend_oallama_reg, &device_contexts[device_resident]},
-};
+ggml_backend_device devices[n_devices];
 
 void find_layouts() {
     for (ggml_backend_buffer_type_t buft : cpu_layouts()) {
@@ -640,6 +667,14 @@ void find_layouts() {
         layout.context.description = "names a layout of the CPU; computes nothing";
         layout.context.named       = plain ? plain_buft(&layout.device) : buft;
     }
+}
+
+// The resident device that computes in this memory, or, NULL, the first that computes nothing; NULL: there is none.
+DeviceContext * resident_of(ggml_backend_dev_t memory) {
+    const auto * end   = std::end(device_contexts);
+    auto *       found = std::find_if(std::begin(device_contexts) + device_resident, std::end(device_contexts),
+                                      [&](const DeviceContext & context) { return context.memory == memory; });
+    return found == end ? nullptr : found;
 }
 
 // ggml-cuda's pool of temporary memory, where it was built without virtual memory, frees all that it keeps when there
@@ -658,12 +693,15 @@ bool add_device(ggml_backend_dev_t device, bool resident) {
     PlanDevices &                     known = plan_devices();
     const std::lock_guard<std::mutex> lock(known.mutex);
     known.n_plans[device]++;
-    DeviceContext & context = device_contexts[device_resident];
-    if (!resident || resident_buft(device) == nullptr || (known.n_resident > 0 && context.memory != device)) {
+    if (!resident || resident_buft(device) == nullptr) {
         return false;
     }
-    known.n_resident++;
-    context.memory = device;
+    DeviceContext * context = resident_of(known.n_resident.count(device) > 0 ? device : nullptr);
+    if (context == nullptr) {
+        return false;
+    }
+    known.n_resident[device]++;
+    context->memory = device;
     return true;
 }
 
@@ -673,8 +711,9 @@ void remove_device(ggml_backend_dev_t device, bool resident) {
     if (--known.n_plans.at(device) == 0) {
         known.n_plans.erase(device);
     }
-    if (resident && --known.n_resident == 0) {
-        device_contexts[device_resident].memory = nullptr;
+    if (resident && --known.n_resident.at(device) == 0) {
+        known.n_resident.erase(device);
+        resident_of(device)->memory = nullptr;
     }
 }
 
@@ -701,6 +740,9 @@ std::shared_ptr<LoadedPlan> & default_plan() {
 void start(const char * plan_path) {
     check_ggml();
     ggml_backend_oallama_reg.api_version = api_version;
+    for (size_t i = 0; i < n_devices; i++) {
+        devices[i] = {ggml_backend_oallama_device_i, &ggml_backend_oallama_reg, &device_contexts[i]};
+    }
     if (layouts().empty()) {
         find_layouts();
     }
@@ -810,7 +852,7 @@ int oallama_plan_new(const char * text, oallama_plan ** plan) {
         }
         auto made    = std::make_unique<oallama_plan>();
         made->loaded = std::make_shared<LoadedPlan>(parse_plan(text), &devices[device_split]);
-        made->loaded->device(); // a missing one is an error now, not when a model is loaded
+        made->loaded->find_devices(); // a missing one is an error now, not when a model is loaded
         *plan = made.release();
     });
 }
@@ -883,6 +925,15 @@ int oallama_get_memory(oallama_memory * memory) {
         const Counters & held = counters();
         *memory               = {held.host_weights,   held.device_weights, held.host_compute,
                                  held.device_compute, held.n_weights,      held.n_programs};
+    });
+}
+
+int oallama_get_device_compute(const char * device, int64_t * bytes) {
+    return guarded([&] {
+        require_room(device != nullptr && bytes != nullptr);
+        ggml_backend_dev_t known = ggml_backend_dev_by_name(device);
+        require(known != nullptr, std::string("there is no device ") + device);
+        *bytes = compute_on(known);
     });
 }
 

@@ -17,7 +17,9 @@
 //
 //     oallama-plan 1                  first line: format and version
 //     model 9f2c…                     fingerprint of the GGUF, for the reader
-//     device RPC0                     ggml device; at most once; needed where any CG or GG > 0
+//     device RPC0                     ggml device; needed where any CG or GG > 0. Another one begins what is beside
+//     that:
+//                                     its settings, and the tensors of the layers that it has
 //     staging 22151168                bytes of the device to leave for activations and the ring; default 0
 //     slots 2                         of the ring that CG is copied to, 1 to 64, each as large as what it holds;
 //                                     default 2
@@ -81,7 +83,7 @@ extern "C" {
 
 // cdef begin
 
-#define OALLAMA_ABI 11
+#define OALLAMA_ABI 12
 #define OALLAMA_NAME_BYTES 128
 
 typedef enum oallama_status {
@@ -155,6 +157,9 @@ typedef struct oallama_memory {
 } oallama_memory;
 
 int oallama_get_memory(oallama_memory * memory);
+
+// What of device_compute is on one device, by ggml's name of it.
+int oallama_get_device_compute(const char * device, int64_t * bytes);
 
 typedef struct oallama_stats {
     int64_t n_graphs;        // sub-graphs that llama.cpp gave us

@@ -498,7 +498,7 @@ class Finder {
         v.n_tokens        = node->ne[v.token_dim];
         const bool tokens = node->ne[3] == 1 && (routed || node->ne[2] == 1);
         if (tokens && weight_of(node->src[0])->slice().takes_n_g && weight_of(node->src[0])->has_prime()) {
-            v.n_g = n_g_at(plan_of(node->src[0])->spec().tokens, v.n_tokens);
+            v.n_g = n_g_at(device_spec_of(node->src[0]).tokens, v.n_tokens);
         }
     }
 
@@ -517,7 +517,7 @@ class Finder {
         if (!sent) {
             return;
         }
-        ggml_backend_dev_t device = plan_of(weight)->device();
+        ggml_backend_dev_t device = device_of(weight);
         if (found_.device != nullptr && found_.device != device) {
             throw Error(OALLAMA_UNSUPPORTED, "one sub-graph has weights on two devices");
         }
@@ -536,12 +536,14 @@ Values find_values(const ggml_cgraph * graph, bool fuse) {
     return Finder(graph, fuse).find();
 }
 
-bool may_stream(const ggml_cgraph * graph) {
-    return std::any_of(graph->nodes, graph->nodes + graph->n_nodes, [](const ggml_tensor * node) {
+const ggml_tensor * first_streamed(const ggml_cgraph * graph) {
+    const auto *       end   = graph->nodes + graph->n_nodes;
+    const auto * const found = std::find_if(graph->nodes, graph->nodes + graph->n_nodes, [](const ggml_tensor * node) {
         const SplitWeight * weight = weight_of(node->src[0]);
         return weight != nullptr &&
                (weight->part(side_stream).count > 0 || (weight->slice().takes_n_g && weight->has_prime()));
     });
+    return found == end ? nullptr : (*found)->src[0];
 }
 
 bool computes_nothing(const ggml_cgraph & graph) {

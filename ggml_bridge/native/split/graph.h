@@ -146,8 +146,8 @@ inline bool has(const Value & v, Side side) {
 // The last node before `before` that is this tensor; -1: none, it comes from outside.
 int find_node(const ggml_cgraph * graph, const ggml_tensor * tensor, int before);
 
-// Whether it has weights that are streamed, at least in batches of some sizes.
-bool may_stream(const ggml_cgraph * graph);
+// The first of its weights that are streamed, at least in batches of some sizes; NULL: there is none.
+const ggml_tensor * first_streamed(const ggml_cgraph * graph);
 
 // Whether its nodes are views or have no elements: so is all of a block behind the attention of a micro-batch of which
 // no token is an output.

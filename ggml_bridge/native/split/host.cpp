@@ -10,6 +10,10 @@ namespace {
 // Smallest amount of memory that all threads work on: for less, waking them takes longer than the work.
 constexpr size_t min_shared_bytes = size_t{512} << 10;
 
+int64_t size_of(const Scratch & scratch) {
+    return scratch.buffer ? static_cast<int64_t>(ggml_backend_buffer_get_size(scratch.buffer.get())) : 0;
+}
+
 } // namespace
 
 Host::Host() : ctx_(new_context(1, 1, 1)) {
@@ -23,8 +27,8 @@ Host::Host() : ctx_(new_context(1, 1, 1)) {
 }
 
 Host::~Host() {
-    if (scratch_) {
-        counters().host_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(scratch_.get()));
+    for (const Scratch & scratch : scratches_) {
+        counters().host_compute -= size_of(scratch);
     }
 }
 
@@ -50,38 +54,48 @@ void Host::spread(char * data, int64_t n, size_t bytes_each, const std::function
     }
 }
 
-void Host::reserve(const Program & program) {
-    const size_t held  = scratch_ ? ggml_backend_buffer_get_size(scratch_.get()) : 0;
-    const size_t bytes = std::max(program.host_bytes, held);
-    const bool   moves = program.device != nullptr && pinned_for_ != program.device;
-    if (program.host_bytes == 0 || (program.host_bytes <= held && !moves)) {
+void Host::reserve(Program & program) {
+    if (program.host_bytes == 0) {
         return;
     }
-    pinned_for_ = program.device != nullptr ? program.device : pinned_for_;
-    BufferPtr larger(pinned_for_ == nullptr ? nullptr : new_pinned(pinned_for_, bytes));
+    const auto   shared  = std::find_if(scratches_.begin(), scratches_.end(), [&](const Scratch & scratch) {
+        return program.device == nullptr || scratch.pinned_for == nullptr ||
+               ggml_backend_dev_host_buffer_type(scratch.pinned_for) ==
+                   ggml_backend_dev_host_buffer_type(program.device);
+    });
+    Scratch &    scratch = shared != scratches_.end() ? *shared : scratches_.emplace_back();
+    const bool   moves   = program.device != nullptr && scratch.pinned_for == nullptr;
+    const auto   held    = static_cast<size_t>(size_of(scratch));
+    const size_t bytes   = std::max(program.host_bytes, held);
+    program.scratch      = &scratch;
+    if (program.host_bytes <= held && !moves) {
+        return;
+    }
+    scratch.pinned_for = moves ? program.device : scratch.pinned_for;
+    BufferPtr larger(scratch.pinned_for == nullptr ? nullptr : new_pinned(scratch.pinned_for, bytes));
     if (!larger) {
         larger.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), bytes));
     }
     if (!larger) {
         throw std::bad_alloc();
     }
-    scratch_ = std::move(larger);
-    counters().host_compute +=
-        static_cast<int64_t>(ggml_backend_buffer_get_size(scratch_.get())) - static_cast<int64_t>(held);
+    scratch.buffer = std::move(larger);
+    counters().host_compute += size_of(scratch) - static_cast<int64_t>(held);
 }
 
 char * Host::scratch() const {
-    return static_cast<char *>(ggml_backend_buffer_get_base(scratch_.get()));
+    return static_cast<char *>(ggml_backend_buffer_get_base(scratch_->buffer.get()));
 }
 
 bool Host::is_pinned(ggml_backend_dev_t device) const {
-    return oallama::is_pinned(scratch_.get(), device);
+    return scratch_ != nullptr && oallama::is_pinned(scratch_->buffer.get(), device);
 }
 
-void Host::place(const Program & program) const {
+void Host::place(const Program & program) {
+    scratch_ = program.scratch;
     for (const Staged & staged : program.staged) {
         staged.tensor->data   = scratch() + staged.at;
-        staged.tensor->buffer = scratch_.get();
+        staged.tensor->buffer = scratch_->buffer.get();
     }
 }
 

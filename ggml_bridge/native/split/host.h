@@ -1,17 +1,24 @@
 // The host side of a context: ggml's CPU backend, its threads, and memory for what the host makes for itself.
 //
 // A context has one Host (run.h), whose functions are called by the thread that computes its graphs. Work beside
-// graphs, such as joining results, is shared among the same threads. The memory belongs to all programs of the context,
+// graphs, such as joining results, is shared among the same threads. The memory belongs to the programs of the context,
 // of which one runs at a time.
 
 #pragma once
 
 #include <functional>
+#include <list>
 #include <vector>
 
 #include "program.h"
 
 namespace oallama {
+
+// Memory of programs whose devices have the same pinned memory.
+struct Scratch {
+    ggml_backend_dev_t pinned_for = nullptr; // one of the devices; NULL: programs without a device alone have it
+    BufferPtr          buffer;               // plain, where there is no pinned memory
+};
 
 class Host {
   public:
@@ -36,25 +43,26 @@ class Host {
     // front, increasing, and none before where the item lies.
     static void spread(char * data, int64_t n, size_t bytes_each, const std::function<size_t(int64_t item)> & place);
 
-    // Memory for what a program makes on the host, sends and receives, which all programs share since one runs at a
-    // time. Pinned where the program has a device with such memory.
-    void reserve(const Program & program);
+    // Memory for what a program makes on the host, sends and receives, which programs share since one runs at a time.
+    // Pinned where the program has a device with such memory; devices have one together where their pinned memory is of
+    // one type.
+    void reserve(Program & program);
 
-    char * scratch() const; // that memory, where a program has some
+    // Gives a program's tensors their places in its memory, before each run.
+    void place(const Program & program);
+
+    char * scratch() const; // that memory, where the program has some
 
     // Whether that memory is the device's pinned one.
     bool is_pinned(ggml_backend_dev_t device) const;
 
-    // Gives a program's tensors their places in it, before each run.
-    void place(const Program & program) const;
-
   private:
     Cpu                cpu_;
     int                n_threads_ = 0;
-    BufferPtr          scratch_;              // NULL: no program needed it yet
-    ggml_backend_dev_t pinned_for_ = nullptr; // the device whose pinned memory it was asked to be in, if there is some
-    ContextPtr         ctx_;                  // of graph_
-    ggml_cgraph *      graph_   = nullptr;    // one node, which calls work_
+    std::list<Scratch> scratches_;         // whose addresses programs have
+    const Scratch *    scratch_ = nullptr; // of the program that runs
+    ContextPtr         ctx_;               // of graph_
+    ggml_cgraph *      graph_   = nullptr; // one node, which calls work_
     int64_t            n_items_ = 0;
     const Share *      work_    = nullptr;
 };

@@ -186,12 +186,19 @@ TokenSplit read_token_split(Line & line, const std::vector<TokenSplit> & before)
 
 // Any line behind the first.
 void read_item(const std::string & item, Line & line, PlanSpec & plan) {
-    StreamSpec & stream = plan.stream;
+    if (item == "device" && !plan.devices.back().name.empty()) {
+        plan.devices.emplace_back();
+    }
+    DeviceSpec & device = plan.devices.back();
+    StreamSpec & stream = device.stream;
     if (item == "model") {
         line.word("fingerprint"); // for the reader
     } else if (item == "device") {
-        line.check(plan.device.empty(), "names a second device");
-        plan.device = line.word("device");
+        const std::string name = line.word("device");
+        line.check(std::none_of(plan.devices.begin(), plan.devices.end(),
+                                [&](const DeviceSpec & other) { return other.name == name; }),
+                   "names device " + name + " a second time");
+        device.name = name;
     } else if (item == "slots") {
         stream.n_slots = line.count("the number of slots");
         line.check(stream.n_slots >= 1 && stream.n_slots <= max_slots, "asks for " + std::to_string(stream.n_slots) +
@@ -200,7 +207,7 @@ void read_item(const std::string & item, Line & line, PlanSpec & plan) {
     } else if (item == "ring") {
         stream.ring = line.count("the bytes of the ring");
     } else if (item == "staging") {
-        plan.staging = line.count("the staging bytes");
+        device.staging = line.count("the staging bytes");
     } else if (item == "prefetch") {
         const std::string mode = line.word("prefetch mode");
         line.check(mode == "ahead" || mode == "layer", "asks for prefetch " + mode + "; it is ahead or layer");
@@ -209,7 +216,7 @@ void read_item(const std::string & item, Line & line, PlanSpec & plan) {
         const std::string mode = line.word("mode of exchanging");
         line.check(mode == "off" || mode == "idle" || mode == "eager",
                    "asks for exchange " + mode + "; it is off, idle or eager");
-        plan.exchange = mode == "off" ? ExchangeMode::off : mode == "idle" ? ExchangeMode::idle : ExchangeMode::eager;
+        device.exchange = mode == "off" ? ExchangeMode::off : mode == "idle" ? ExchangeMode::idle : ExchangeMode::eager;
     } else if (item == "piece") {
         stream.piece = line.count("the bytes of a piece");
         line.check(stream.piece >= min_piece, "has pieces of " + std::to_string(stream.piece) + " bytes; they have " +
@@ -222,15 +229,16 @@ void read_item(const std::string & item, Line & line, PlanSpec & plan) {
     } else if (item == "twice") {
         const int64_t twice = line.count("twice");
         line.check(twice <= 1, "has " + std::to_string(twice) + " for twice; it is 0 or 1");
-        plan.twice = twice == 1;
+        device.twice = twice == 1;
     } else if (item == "count") {
         const int64_t counts = line.count("count");
         line.check(counts <= 1, "has " + std::to_string(counts) + " for count; it is 0 or 1");
         plan.counts = counts == 1;
     } else if (item == "tokens") {
-        plan.tokens.push_back(read_token_split(line, plan.tokens));
+        device.tokens.push_back(read_token_split(line, device.tokens));
     } else if (item == "tensor") {
         SliceSpec slice = read_slice(line);
+        slice.device    = plan.devices.size() - 1;
         line.check(plan.by_name.emplace(slice.name, plan.slices.size()).second,
                    "names " + slice.name + " a second time");
         plan.slices.push_back(std::move(slice));
@@ -305,11 +313,11 @@ PlanSpec parse_plan(const std::string & text) {
         line.check(!line.more(), "has more words than it should");
     }
     require(started, "the plan is empty: its first line must be oallama-plan 1");
-    require(plan.tokens.empty() || !plan.device.empty(), "the plan gives tokens to the device but names no device");
+    const bool named = !plan.devices.front().name.empty();
+    require(plan.devices.front().tokens.empty() || named, "the plan gives tokens to the device but names no device");
     for (const SliceSpec & slice : plan.slices) {
-        require(!slice.resident || !plan.device.empty(),
-                "the plan says that " + slice.name + " is resident but names no device");
-        require((slice.gg == 0 && slice.cg == 0 && slice.hot.empty()) || !plan.device.empty(),
+        require(!slice.resident || named, "the plan says that " + slice.name + " is resident but names no device");
+        require((slice.gg == 0 && slice.cg == 0 && slice.hot.empty()) || named,
                 "the plan gives " + slice.name + " a part for the device but names no device");
     }
     return plan;
@@ -319,51 +327,58 @@ PlanSpec parse_plan(const std::string & text) {
 // plans in use
 //
 
-namespace {
-
-bool has_residents(const PlanSpec & spec) {
-    return std::any_of(spec.slices.begin(), spec.slices.end(), [](const SliceSpec & slice) { return slice.resident; });
+bool LoadedPlan::has_residents(size_t number) const {
+    return std::any_of(spec_.slices.begin(), spec_.slices.end(),
+                       [&](const SliceSpec & slice) { return slice.device == number && slice.resident; });
 }
 
-} // namespace
-
-ggml_backend_dev_t LoadedPlan::device() const {
+ggml_backend_dev_t LoadedPlan::device(size_t number) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (device_ == nullptr && !spec_.device.empty()) {
-        ggml_backend_dev_t device = ggml_backend_dev_by_name(spec_.device.c_str());
+    const std::string &               name  = spec_.devices.at(number).name;
+    Found &                           found = found_.at(number);
+    if (found.device == nullptr && !name.empty()) {
+        ggml_backend_dev_t device = ggml_backend_dev_by_name(name.c_str());
         if (device == nullptr) {
             std::string known;
             for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
                 known += (known.empty() ? "" : ", ") + std::string(ggml_backend_dev_name(ggml_backend_dev_get(i)));
             }
-            throw Error(OALLAMA_INVALID, "the plan's device " + spec_.device + " is not here; devices are " + known);
+            throw Error(OALLAMA_INVALID, "the plan's device " + name + " is not here; devices are " + known);
         }
         require(std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), "OALLAMA") != 0,
-                "the plan's device " + spec_.device + " is the split backend itself; name a GPU");
-        device_   = device;
-        resident_ = add_device(device, has_residents(spec_)) ? device : nullptr;
+                "the plan's device " + name + " is the split backend itself; name a GPU");
+        found = {device, add_device(device, has_residents(number)) ? device : nullptr};
     }
-    return device_;
+    return found.device;
+}
+
+void LoadedPlan::find_devices() const {
+    for (size_t number = 0; number < spec_.devices.size(); number++) {
+        device(number);
+    }
 }
 
 ggml_backend_dev_t LoadedPlan::memory_of(const SliceSpec & slice) const {
-    return slice.resident && device() != nullptr ? resident_ : nullptr;
+    return slice.resident && device(slice.device) != nullptr ? found_[slice.device].resident : nullptr;
 }
 
-bool LoadedPlan::lacks_residents() const {
-    return has_residents(spec_) && device() != nullptr && resident_ == nullptr &&
-           !ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device()));
+bool LoadedPlan::lacks_residents(size_t number) const {
+    ggml_backend_dev_t on = device(number);
+    return on != nullptr && has_residents(number) && found_[number].resident == nullptr &&
+           !ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(on));
 }
 
 LoadedPlan::LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner)
     : spec_(std::move(spec)), times_(std::make_shared<BlockTimes>()),
-      buft_({ggml_backend_oallama_split_buffer_type_i, owner, this}) {
+      buft_({ggml_backend_oallama_split_buffer_type_i, owner, this}), found_(spec_.devices.size()) {
     held_.resize(spec_.slices.size());
 }
 
 LoadedPlan::~LoadedPlan() {
-    if (device_ != nullptr) {
-        remove_device(device_, resident_ != nullptr);
+    for (const Found & found : found_) {
+        if (found.device != nullptr) {
+            remove_device(found.device, found.resident != nullptr);
+        }
     }
 }
 

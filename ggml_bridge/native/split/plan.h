@@ -42,6 +42,7 @@ struct SliceSpec {
     int64_t              chunk     = 0;     // tokens that are computed at the same time at most; 0: all
     bool                 input_f32 = false; // llama.cpp has it read its input in F32, at no lower precision
     std::vector<int32_t> hot;               // experts that the device has whole as well when it is loaded, by slot
+    size_t               device = 0;        // which of the plan's
 
     int64_t extent() const { return axis == Axis::cols ? k : axis == Axis::rows ? n : n / 2; }
 };
@@ -70,15 +71,20 @@ enum class ExchangeMode {
     eager, // whatever the link has to do
 };
 
-struct PlanSpec {
-    std::string             device; // empty: no CG and GG anywhere
+// What a plan says of one of its devices.
+struct DeviceSpec {
+    std::string             name; // empty: no CG and GG anywhere
     StreamSpec              stream;
-    ExchangeMode            exchange  = ExchangeMode::off;
-    int64_t                 staging   = 0;         // bytes of the device that GG leaves for activations and the ring
-    bool                    twice     = false;     // CC in a layout the device cannot read is kept in the plain one too
+    ExchangeMode            exchange = ExchangeMode::off;
+    int64_t                 staging  = 0;     // bytes of the device that GG leaves for activations and the ring
+    bool                    twice    = false; // CC in a layout the device cannot read is kept in the plain one too
+    std::vector<TokenSplit> tokens;           // ascending; empty: n_g is 0
+};
+
+struct PlanSpec {
+    std::vector<DeviceSpec> devices{1};            // one at least
     bool                    counts    = false;     // how often tokens use each expert of its tensors
     int64_t                 sum_bytes = INT64_MAX; // of experts' results: added up if that many need not come back
-    std::vector<TokenSplit> tokens;                // ascending; empty: n_g is 0
     std::vector<SliceSpec>  slices;
 
     std::unordered_map<std::string, size_t> by_name; // positions in slices
@@ -88,6 +94,9 @@ struct PlanSpec {
         const auto found = by_name.find(name);
         return found == by_name.end() ? nullptr : &slices[found->second];
     }
+
+    // The device beside which a slice is.
+    const DeviceSpec & device_of(const SliceSpec & slice) const { return devices[slice.device]; }
 };
 
 // Elements along the axis that a cut must be a multiple of: whole quantisation blocks of a row, and whole groups of
@@ -122,16 +131,19 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
 
     ggml_backend_buffer_type_t buft() { return buft_.get(); }
 
-    // The device that holds GG; NULL without any. Looked up when it is first needed: stock programs load their plugins
-    // before they connect to RPC servers. Throws OALLAMA_INVALID where it is missing.
-    ggml_backend_dev_t device() const;
+    // The device of this number, that holds GG of its slices; NULL without any. Looked up when it is first needed:
+    // stock programs load their plugins before they connect to RPC servers. Throws OALLAMA_INVALID where it is missing.
+    ggml_backend_dev_t device(size_t number) const;
+
+    // Looks all devices up. Throws as device().
+    void find_devices() const;
 
     // The device whose memory has what a mul-mat by this weight reads and gives; NULL: it is in host memory. Throws as
     // device().
     ggml_backend_dev_t memory_of(const SliceSpec & slice) const;
 
-    // Whether the plan has blocks live on the device, which has memory of its own but takes no other buffer type.
-    bool lacks_residents() const;
+    // Whether the plan has blocks live on a device, which has memory of its own but takes no other buffer type.
+    bool lacks_residents(size_t number) const;
 
     // The plan's slice of a tensor; a tensor it does not name is kept whole on the host.
     SliceSpec slice_of(const ggml_tensor * tensor) const; // throws OALLAMA_INVALID for another type or shape
@@ -159,12 +171,18 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
         bool        usable;
     };
 
+    struct Found {
+        ggml_backend_dev_t device   = nullptr;
+        ggml_backend_dev_t resident = nullptr; // the device where blocks can live there
+    };
+
+    bool has_residents(size_t number) const;
+
     const PlanSpec                    spec_;
     const std::shared_ptr<BlockTimes> times_;
     BufferType                        buft_;
     mutable std::mutex                mutex_;
-    mutable ggml_backend_dev_t        device_   = nullptr;
-    mutable ggml_backend_dev_t        resident_ = nullptr; // the device where blocks can live there
+    mutable std::vector<Found>        found_; // by number
 
     std::map<std::string, ExpertUses>             uses_;
     std::vector<std::vector<const SplitWeight *>> held_; // of each slice, the weights that are loaded
@@ -175,10 +193,10 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
 // Vtable of the buffer types of plans, whose context is a LoadedPlan (ggml-oallama.cpp).
 extern const ggml_backend_buffer_type_i ggml_backend_oallama_split_buffer_type_i;
 
-// Says that a plan names a device, until remove_device was called as often (ggml-oallama.cpp). While all plans name the
-// same one, results in host memory are by default in its pinned memory, as those of ggml's CPU device are in llama.cpp.
-// resident: the plan has blocks that live there. Returns whether they can: OALLAMA_Resident computes in the memory of
-// one device at a time. remove_device takes what this returned.
+// Says that a plan names a device, until remove_device was called as often (ggml-oallama.cpp). While all plans name
+// devices with the same pinned memory, results in host memory are by default there, as those of ggml's CPU device are
+// in llama.cpp. resident: the plan has blocks that live there. Returns whether they can: each resident device computes
+// in the memory of one device at a time. remove_device takes what this returned.
 bool add_device(ggml_backend_dev_t device, bool resident);
 void remove_device(ggml_backend_dev_t device, bool resident);
 

@@ -22,6 +22,8 @@
 
 namespace oallama {
 
+struct Scratch; // host.h
+
 // A tensor of llama.cpp's sub-graph: a node, or the source of one.
 struct Origin {
     int node = 0;
@@ -246,7 +248,8 @@ struct Program {
     std::vector<Staged>        staged;
     std::vector<ggml_tensor *> views; // of bound and staged tensors; their addresses follow, in this order
     std::vector<Phase>         phases;
-    size_t                     host_bytes = 0; // of what is staged, packed for the device, and comes back
+    size_t                     host_bytes = 0;       // of what is staged, packed for the device, and comes back
+    const Scratch *            scratch    = nullptr; // that the Host has for these
 };
 
 // Prepares a sub-graph; device memory is not allocated yet. memory: the device's that llama.cpp's tensors are in; NULL:

@@ -24,19 +24,24 @@ constexpr size_t max_programs = 3000;
 } // namespace
 
 // A sub-graph has a program for each slot that its first streamed block comes to lie in, such as both of two where an
-// odd number of blocks takes turns: so no device graph's tensors move, and CUDA can capture it.
-Program & SplitBackend::find(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot) {
+// odd number of blocks takes turns: so no device graph's tensors move, and CUDA can capture it. foreseen: the graph is
+// prepared, not computed.
+Program & SplitBackend::find(const ggml_cgraph * graph, ggml_backend_dev_t memory, bool foreseen) {
     make_signature(graph, memory, signature_);
-    if (may_stream(graph)) {
+    size_t slot = 0;
+    if (const ggml_tensor * weight = first_streamed(graph); weight != nullptr) {
+        const DeviceSide * side = side_of(device_of(weight));
+        slot                    = side == nullptr ? 0 : foreseen ? side->turns.foreseen : side->next_slot();
         signature_.push_back(slot);
     }
     const auto known = programs_.find(signature_);
     return known != programs_.end() ? *known->second : build(graph, memory, slot);
 }
 
-// The slot of the ring that the next streamed block takes.
-size_t SplitBackend::next_slot() const {
-    return device_side_ && device_side_->streams() ? device_side_->stream().next_slot() : 0;
+DeviceSide * SplitBackend::side_of(ggml_backend_dev_t device) const {
+    const auto found =
+        std::find_if(sides_.begin(), sides_.end(), [&](const auto & side) { return side->device() == device; });
+    return found == sides_.end() ? nullptr : found->get();
 }
 
 Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot) {
@@ -44,24 +49,19 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
     stats().n_built++;
     host_.reserve(*program);
     if (program->device != nullptr) {
-        if (!device_side_) {
-            device_side_ = std::make_unique<DeviceSide>(program->device);
-        } else if (device_side_->device() != program->device) {
-            throw Error(OALLAMA_UNSUPPORTED, "one context has weights on two devices");
+        if (side_of(program->device) == nullptr) {
+            sides_.push_back(std::make_unique<DeviceSide>(program->device));
         }
-        bool moved = true;
+        DeviceSide & side  = *side_of(program->device);
+        bool         moved = true;
         try {
-            moved = device_side_->allocate(*program, slot);
+            moved = side.allocate(*program, slot);
         } catch (...) {
-            forget();
+            forget_programs_on(side);
             throw;
         }
         if (moved) {
-            forget();
-        }
-        if (program->exchange != ExchangeMode::off && !exchange_) {
-            exchange_ = std::make_unique<Exchange>(device_side_->stream(program->stream),
-                                                   program->exchange == ExchangeMode::eager);
+            forget_programs_on(side);
         }
     }
     if (programs_.size() >= max_programs) {
@@ -70,8 +70,17 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
     return *(programs_[signature_] = std::move(program));
 }
 
+void SplitBackend::forget_programs_on(DeviceSide & side) {
+    side.turns.forget_copies();
+    for (auto known = programs_.begin(); known != programs_.end();) {
+        known = known->second->device == side.device() ? programs_.erase(known) : std::next(known);
+    }
+}
+
 void SplitBackend::forget() {
-    forget_copies();
+    for (const auto & side : sides_) {
+        side->turns.forget_copies();
+    }
     programs_.clear();
 }
 
@@ -145,11 +154,18 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
         });
         return; // its one node is the last to read what is sent
     }
-    foreseen_         = std::exchange(preparing_, true) ? foreseen_ : next_slot();
-    Program & program = find(graph, memory, foreseen_);
+    if (!std::exchange(preparing_, true)) {
+        for (const auto & side : sides_) {
+            side->turns.foreseen = side->next_slot();
+        }
+    }
+    Program & program = find(graph, memory, /*foreseen=*/true);
     program.prepared  = true;
     for (const Phase & phase : program.phases) {
-        foreseen_ = phase.block == nullptr ? foreseen_ : device_side_->stream().slot_after(foreseen_);
+        if (phase.block != nullptr) {
+            DeviceSide & side   = *side_of(program.device);
+            side.turns.foreseen = side.stream().slot_after(side.turns.foreseen);
+        }
     }
     if (params == nullptr || params->add_alloc_dep == nullptr || program.device == nullptr) {
         return;
@@ -171,20 +187,13 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
 // small copies, between which copies of weights may be asked for
 //
 
-void SplitBackend::forget_copies() {
-    small_copies_.forget();
-    last_phase_ = nullptr;
+void SplitBackend::ask_ahead(Time until) const {
+    side_->ask_ahead(until, n_tokens_);
 }
 
-// Asks for streamed weights until the next small copy is due, unless the batch has another size than the one that
-// streamed last: decode may stream nothing, and needs no weights of a prompt. Then for experts that take other's
-// places.
-void SplitBackend::ask_ahead(Time until) {
-    if (device_side_->streams() && n_tokens_ == streamed_) {
-        device_side_->stream().prefetch(slot_, n_tokens_, until);
-    }
-    if (exchange_) {
-        exchange_->go_on(until);
+void SplitBackend::computes_input(ggml_backend_dev_t device) {
+    if (DeviceSide * side = side_of(device); side != nullptr) {
+        side->computes_input(n_tokens_);
     }
 }
 
@@ -194,21 +203,9 @@ void SplitBackend::ask_ahead(Time until) {
 Time SplitBackend::due(const Phase & phase) const {
     const int64_t n_rows = n_host_rows(phase);
     if (phase.routings.empty() || (n_rows > 0 && phase.row_s == 0.0)) {
-        return small_copies_.due();
+        return side_->turns.small_copies.due();
     }
     return Clock::now() + to_duration(static_cast<double>(n_rows) * phase.row_s);
-}
-
-// The device has been given what it computes between two phases: until it has done that, nothing is sent to it.
-void SplitBackend::device_computes() {
-    if (last_phase_ == nullptr || last_phase_->pacing.feeds_device ||
-        small_copies_.is_last(last_phase_->pacing.lifted)) {
-        return; // or computes with what was there already
-    }
-    small_copies_.forget(); // the first time: it has gone on for longer, until llama.cpp had sent the result
-    last_phase_->pacing.feeds_device = true;
-    small_copies_.copied(&last_phase_->pacing.fed);
-    ask_ahead(small_copies_.due());
 }
 
 //
@@ -231,7 +228,7 @@ ggml_status SplitBackend::compute(ggml_cgraph * graph, ggml_backend_dev_t memory
                             ": what was loaded with it failed; the plan's problems and the log say why");
         }
     }
-    const auto        whole    = [&](ggml_cgraph * part) { return run(find(part, memory, next_slot()), part); };
+    const auto        whole    = [&](ggml_cgraph * part) { return run(find(part, memory, /*foreseen=*/false), part); };
     const int64_t     n_tokens = chunk_of(graph);
     const ggml_status status   = n_tokens > 0 ? for_chunks(graph, n_tokens, whole) : whole(graph);
     total.lap(stats().total_ns);
@@ -239,7 +236,7 @@ ggml_status SplitBackend::compute(ggml_cgraph * graph, ggml_backend_dev_t memory
 }
 
 // Gives a program's tensors the addresses that llama.cpp's and the host's memory have now.
-void SplitBackend::bind(const Program & program, const ggml_cgraph * graph) const {
+void SplitBackend::bind(const Program & program, const ggml_cgraph * graph) {
     for (const Binding & binding : program.bindings) {
         const ggml_tensor * origin = binding.origin.of(graph);
         binding.tensor->data       = origin->data;
@@ -254,6 +251,7 @@ void SplitBackend::bind(const Program & program, const ggml_cgraph * graph) cons
 
 ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
     bind(program, graph);
+    side_     = side_of(program.device);
     n_tokens_ = program.n_tokens;
     Stopwatch  watch;
     PhaseTimes took = {};
@@ -265,9 +263,9 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             try {
                 launch(program, phase, graph);
             } catch (...) {
-                device_side_->finish(); // what was queued reads memory that may go now
-                if (exchange_) {
-                    exchange_->cancel();
+                side_->finish(); // what was queued reads memory that may go now
+                if (side_->exchange() != nullptr) {
+                    side_->exchange()->cancel();
                 }
                 throw;
             }
@@ -288,8 +286,8 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
         }
         if (program.resident && status == GGML_STATUS_SUCCESS) {
             // rows that come together on the host before they are sent up; or the device's time is to be known
-            if (!phase.downloads.empty() || (exchange_ && !phase.sums.empty())) {
-                device_side_->synchronize();
+            if (!phase.downloads.empty() || (side_->exchange() != nullptr && !phase.sums.empty())) {
+                side_->synchronize();
                 const int64_t ns = watch.lap(stats().wait_ns);
                 took[2] += ns;
                 note_device(phase, ns);
@@ -302,24 +300,24 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             took[3] += watch.lap(stats().join_ns);
         }
         if (on_device) {
-            device_side_->synchronize(); // whatever became of the host side: the device must be idle
+            side_->synchronize(); // whatever became of the host side: the device must be idle
             const int64_t ns = watch.lap(stats().wait_ns);
             took[2] += ns;
             if (!program.resident) {
                 note_device(phase, ns);
             }
             if (std::exchange(phase.pacing.feeds_device, false)) {
-                small_copies_.copied(nullptr);
+                side_->turns.small_copies.copied(nullptr);
             }
-            last_phase_ = &phase;
-            slot_       = no_slot; // what was computed with is free now
+            side_->turns.last_phase = &phase;
+            side_->turns.slot       = no_slot; // what was computed with is free now
             for (const Routed & routed : phase.routings) {
-                if (exchange_) {
-                    exchange_->computed(routed.weights.front()->table());
+                if (side_->exchange() != nullptr) {
+                    side_->exchange()->computed(routed.weights.front()->table());
                 }
             }
-            if (device_side_->streams()) {
-                ask_ahead(small_copies_.due());
+            if (side_->streams()) {
+                ask_ahead(side_->turns.small_copies.due());
                 took[0] += watch.lap(stats().launch_ns);
             }
             if (status == GGML_STATUS_SUCCESS && !program.resident) {
@@ -342,42 +340,41 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     // the device goes on while what the host reads is on its way to pinned memory (Vulkan writes to any other only when
     // the stream is waited for), unless which experts are used decides what it computes
     const int64_t fetched = fetch_inputs(phase, graph);
-    const bool    goes_on =
-        fetched > 0 && phase.routings.empty() && host_.is_pinned(program.device) && device_side_->mark();
+    const bool    goes_on = fetched > 0 && phase.routings.empty() && host_.is_pinned(program.device) && side_->mark();
     if (fetched > 0 && !goes_on) {
-        ggml_backend_synchronize(device_side_->fetching());
+        ggml_backend_synchronize(side_->fetching());
     }
-    last_phase_ = nullptr;
+    side_->turns.last_phase = nullptr;
     if (n_tokens_ > 1 && phase.row_s == 0.0) {
         phase.row_s = row_seconds(phase);
     }
     // a slot serves several experts where their copies can wait for what is computed
-    route(phase, graph, batches_, exchange_.get(), device_side_->has_events());
+    route(phase, graph, batches_, side_->exchange(), side_->has_events());
     const int64_t sent = send(program, phase, graph); // before weights are asked for, which it would wait for
     // also where there is nothing to send: else it would never be known until when the link is free
     if (sent > 0 || (program.resident && phase.lifts.empty())) {
-        small_copies_.copied(&phase.pacing.sent);
+        side_->turns.small_copies.copied(&phase.pacing.sent);
     }
-    if (exchange_) {
+    if (side_->exchange() != nullptr) {
         const bool packs = std::any_of(phase.routings.begin(), phase.routings.end(),
                                        [](const Routed & routed) { return routed.n_most > 0; });
-        exchange_->fetch(device_side_->backend(), packs ? 0 : exchange_->n_chosen());
+        side_->exchange()->fetch(side_->backend(), packs ? 0 : side_->exchange()->n_chosen());
     }
     start(program, phase.device_begin, phase.launches_begin);
     start_packed(program, phase);
-    slot_ = no_slot;
+    side_->turns.slot = no_slot;
     if (phase.block != nullptr) {
         if (phase.routed) {
             if (goes_on) {
-                device_side_->await_mark();
+                side_->await_mark();
             }
             read_all(phase.ids.of(graph), experts_);
         }
-        slot_     = device_side_->stream().acquire(*phase.block, phase.routed ? &experts_ : nullptr, phase.n_used);
-        streamed_ = n_tokens_;
-        device_side_->stream().ready(device_side_->backend(), slot_);
+        side_->turns.slot     = side_->stream().acquire(*phase.block, phase.routed ? &experts_ : nullptr, phase.n_used);
+        side_->turns.streamed = n_tokens_;
+        side_->stream().ready(side_->backend(), side_->turns.slot);
         for (size_t i = 0; i < phase.streamed.size(); i++) {
-            device_side_->stream().bind(phase.streamed[i].tensor, *phase.block, slot_, phase.block->offsets[i]);
+            side_->stream().bind(phase.streamed[i].tensor, *phase.block, side_->turns.slot, phase.block->offsets[i]);
         }
     }
     start(program, phase.stream_begin, phase.lift_begin);
@@ -386,7 +383,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     }
     ask_ahead(due(phase));
     if (goes_on) {
-        device_side_->await_mark();
+        side_->await_mark();
     }
 }
 
@@ -397,18 +394,18 @@ void SplitBackend::start_packed(Program & program, const Phase & phase) {
         if (routed.n_most == 0) {
             continue;
         }
-        if (exchange_) {
-            exchange_->forget_marks();
+        if (side_->exchange() != nullptr) {
+            side_->exchange()->forget_marks();
         }
         for (const RoutedLaunch & launch : batches_[i].launches) {
             if (launch.n_copies > 0) {
-                exchange_->fetch(device_side_->backend(), launch.n_copies, launch.after);
+                side_->exchange()->fetch(side_->backend(), launch.n_copies, launch.after);
             }
             shape(routed, launch);
             start(program, routed.device_begin, routed.device_end);
             fetch_packed(phase, i, launch);
-            if (exchange_) {
-                exchange_->mark(device_side_->backend());
+            if (side_->exchange() != nullptr) {
+                side_->exchange()->mark(side_->backend());
             }
         }
     }
@@ -469,10 +466,10 @@ double SplitBackend::row_seconds(const Phase & phase) const {
 // What the device took for its routed rows: as long as it was waited for, else no longer than until now.
 void SplitBackend::note_device(Phase & phase, int64_t waited_ns) const {
     constexpr int64_t is_waiting = 20000; // ns: less is the call alone
-    if (!exchange_ || phase.routings.empty()) {
+    if (side_->exchange() == nullptr || phase.routings.empty()) {
         return;
     }
-    const double took = std::max(0.0, std::chrono::duration<double>(Clock::now() - exchange_->ready()).count());
+    const double took = std::max(0.0, std::chrono::duration<double>(Clock::now() - side_->exchange()->ready()).count());
     phase.device_s    = waited_ns < is_waiting  ? std::min(phase.device_s, took)
                         : phase.device_s == 0.0 ? took
                                                 : phase.device_s + (took - phase.device_s) / n_remembered;
@@ -480,7 +477,7 @@ void SplitBackend::note_device(Phase & phase, int64_t waited_ns) const {
 
 // Notes how long both sides took for a token after the launch, by the number of rows that the host computed.
 void SplitBackend::note_both(Phase & phase, int64_t ns) const {
-    if (!exchange_ || phase.routings.size() != 1 || batches_.front().n_tokens != 1) {
+    if (side_->exchange() == nullptr || phase.routings.size() != 1 || batches_.front().n_tokens != 1) {
         return;
     }
     phase.both_s.resize(static_cast<size_t>(batches_.front().n_used) + 1);
@@ -506,10 +503,10 @@ void SplitBackend::start(Program & program, int begin, int end) {
         return;
     }
     ggml_cgraph       range  = graph_range(program.device_graph, begin, end);
-    const ggml_status status = ggml_backend_graph_compute_async(device_side_->backend(), &range);
+    const ggml_status status = ggml_backend_graph_compute_async(side_->backend(), &range);
     if (status != GGML_STATUS_SUCCESS) {
-        device_side_->synchronize();
-        throw Error(OALLAMA_FAILED, std::string("device ") + device_side_->name() +
+        side_->synchronize();
+        throw Error(OALLAMA_FAILED, std::string("device ") + side_->name() +
                                         " could not compute its side (ggml status " + std::to_string(status) + ")");
     }
 }
@@ -520,17 +517,17 @@ void SplitBackend::lift(Program & program, Phase & phase) {
         int64_t sent = 0;
         for (const Lift & one : phase.lifts) {
             const size_t bytes = ggml_nbytes(one.to);
-            ggml_backend_tensor_set_async(device_side_->backend(), one.to, one.from->data, 0, bytes);
+            ggml_backend_tensor_set_async(side_->backend(), one.to, one.from->data, 0, bytes);
             sent += static_cast<int64_t>(bytes);
         }
         stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
         if (sent > 0) {
-            small_copies_.copied(&phase.pacing.lifted);
+            side_->turns.small_copies.copied(&phase.pacing.lifted);
         }
         start(program, phase.lift_begin, phase.device_end);
-        ask_ahead(small_copies_.due());
+        ask_ahead(side_->turns.small_copies.due());
     } catch (...) {
-        device_side_->synchronize();
+        side_->synchronize();
         throw;
     }
 }
@@ -543,8 +540,7 @@ void SplitBackend::lift(Program & program, Phase & phase) {
 int64_t SplitBackend::fetch_inputs(const Phase & phase, const ggml_cgraph * graph) {
     int64_t fetched = 0;
     for (const Input & input : phase.inputs) {
-        ggml_backend_tensor_get_async(device_side_->fetching(), input.origin.of(graph), input.tensor->data, 0,
-                                      input.bytes);
+        ggml_backend_tensor_get_async(side_->fetching(), input.origin.of(graph), input.tensor->data, 0, input.bytes);
         fetched += static_cast<int64_t>(input.bytes);
     }
     stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
@@ -568,7 +564,7 @@ int64_t SplitBackend::send(const Program & program, const Phase & phase, const g
         char *     staged = host_.scratch() + upload.staging;
         const auto number = static_cast<size_t>(upload.routed);
         pack(host_, phase.routings[number], batches_[number], upload, graph, staged);
-        ggml_backend_tensor_set_async(device_side_->backend(), upload.tensor, staged, 0, bytes);
+        ggml_backend_tensor_set_async(side_->backend(), upload.tensor, staged, 0, bytes);
     }
     stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
     return sent;
@@ -588,7 +584,7 @@ int64_t SplitBackend::send_biases(const Upload & upload, const ggml_cgraph * gra
         }
         char * staged = host_.scratch() + upload.staging + slot * bytes;
         std::memcpy(staged, host_data(biases) + static_cast<size_t>(expert) * bytes, bytes);
-        ggml_backend_tensor_set_async(device_side_->backend(), upload.tensor, staged, slot * bytes, bytes);
+        ggml_backend_tensor_set_async(side_->backend(), upload.tensor, staged, slot * bytes, bytes);
         there.experts[slot] = expert;
         sent += static_cast<int64_t>(bytes);
     }
@@ -601,7 +597,7 @@ void SplitBackend::send_value(const Upload & upload, const ggml_cgraph * graph, 
     const ggml_tensor * source = upload.source.of(graph);
     if (upload.packed && prepared && reaches(source)) {
         const char * data = host_data(source) + static_cast<size_t>(upload.first_row) * source->nb[1];
-        ggml_backend_tensor_set_async(device_side_->backend(), upload.tensor, data, 0, ggml_nbytes(upload.tensor));
+        ggml_backend_tensor_set_async(side_->backend(), upload.tensor, data, 0, ggml_nbytes(upload.tensor));
         return;
     }
     char *        staged   = host_.scratch() + upload.staging;
@@ -615,21 +611,20 @@ void SplitBackend::send_value(const Upload & upload, const ggml_cgraph * graph, 
             gather(source, upload.begin, upload.count, {upload.first_row + first + from, to - from},
                    staged + begin + static_cast<size_t>(from) * row);
         });
-        ggml_backend_tensor_set_async(device_side_->backend(), upload.tensor, staged + begin, begin,
+        ggml_backend_tensor_set_async(side_->backend(), upload.tensor, staged + begin, begin,
                                       static_cast<size_t>(count) * row);
     }
 }
 
 // Whether a call that fetches a result returns only when it is there: so it is from CUDA to memory that is not pinned.
 bool SplitBackend::fetch_blocks() const {
-    return !host_.is_pinned(device_side_->device()) &&
-           ggml_backend_dev_host_buffer_type(device_side_->device()) != nullptr;
+    return !host_.is_pinned(side_->device()) && ggml_backend_dev_host_buffer_type(side_->device()) != nullptr;
 }
 
 // Whether a copy between the device and a host tensor of llama.cpp's need not go through memory of our own.
 bool SplitBackend::reaches(const ggml_tensor * tensor) const {
     const ggml_tensor * whole = tensor->view_src == nullptr ? tensor : tensor->view_src;
-    return !host_.is_pinned(device_side_->device()) || is_pinned(whole->buffer, device_side_->device());
+    return !host_.is_pinned(side_->device()) || is_pinned(whole->buffer, side_->device());
 }
 
 // Whether a result is fetched to where it belongs. A call that fetches it to memory that is not pinned may wait for it.
@@ -699,7 +694,7 @@ void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
         const ggml_tensor * node  = graph->nodes[download.node];
         const size_t        bytes = download_bytes(download);
         char *              to = lands(download, node) ? place_of(download, node) : host_.scratch() + download.staging;
-        ggml_backend_tensor_get_async(device_side_->backend(), download.tensor, to, 0, bytes);
+        ggml_backend_tensor_get_async(side_->backend(), download.tensor, to, 0, bytes);
         fetched += static_cast<int64_t>(bytes);
     }
     stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
@@ -717,8 +712,8 @@ void SplitBackend::fetch_packed(const Phase & phase, size_t number, const Routed
         char * to = download.join == Download::Join::sum ? static_cast<char *>(download.host_rows->data) +
                                                                static_cast<size_t>(batches_[number].n_host_rows()) * row
                                                          : host_.scratch() + download.staging;
-        ggml_backend_tensor_get_async(device_side_->backend(), download.tensor,
-                                      to + static_cast<size_t>(launch.begin) * row, 0, bytes);
+        ggml_backend_tensor_get_async(side_->backend(), download.tensor, to + static_cast<size_t>(launch.begin) * row,
+                                      0, bytes);
         fetched += static_cast<int64_t>(bytes);
     }
     stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);

@@ -121,12 +121,12 @@ void Stream::grow(size_t bytes) {
     }
     ggml_backend_buffer_clear(ring_.get(), 0);
     ring_bytes_ = bytes;
-    counters().device_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
+    count_compute(device_, static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get())));
 }
 
 void Stream::free_ring() {
     if (ring_) {
-        counters().device_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
+        count_compute(device_, -static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get())));
         ring_.reset();
     }
     ring_bytes_ = 0;

@@ -2,6 +2,8 @@
 
 #include <cstring>
 #include <fstream>
+#include <map>
+#include <mutex>
 #include <sstream>
 
 namespace oallama {
@@ -24,6 +26,34 @@ std::string read_file(const char * variable, const char * path) {
     text << file.rdbuf();
     require(file.good() && text.good(), std::string(variable) + " names " + path + ", which cannot be read");
     return text.str();
+}
+
+namespace {
+
+struct ComputeBytes {
+    std::mutex                            mutex;
+    std::map<ggml_backend_dev_t, int64_t> on;
+};
+
+ComputeBytes & compute_bytes() {
+    static auto * the_bytes = new ComputeBytes; // contexts may be freed when statics are destroyed
+    return *the_bytes;
+}
+
+} // namespace
+
+void count_compute(ggml_backend_dev_t device, int64_t bytes) {
+    ComputeBytes &                    held = compute_bytes();
+    const std::lock_guard<std::mutex> lock(held.mutex);
+    held.on[device] += bytes;
+    counters().device_compute += bytes;
+}
+
+int64_t compute_on(ggml_backend_dev_t device) {
+    ComputeBytes &                    held = compute_bytes();
+    const std::lock_guard<std::mutex> lock(held.mutex);
+    const auto                        found = held.on.find(device);
+    return found == held.on.end() ? 0 : found->second;
 }
 
 void set_last_error(const char * message) noexcept {

@@ -153,6 +153,10 @@ inline Counters & counters() {
     return the_counters;
 }
 
+// Counts bytes that contexts compute in on a device, which are among `device_compute`.
+void    count_compute(ggml_backend_dev_t device, int64_t bytes);
+int64_t compute_on(ggml_backend_dev_t device);
+
 // Done since the last reset.
 struct Stats {
     std::atomic<int64_t> n_graphs{0}, n_phases{0}, n_built{0};

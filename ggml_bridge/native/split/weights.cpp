@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <tuple>
 
@@ -173,7 +174,7 @@ namespace {
 constexpr int64_t pinned_piece = int64_t{1} << 30; // bytes taken at once: one allocation of many GiB may fail
 constexpr size_t  max_attempts = 64;               // to find how many weights the device has room for
 
-using Weights = std::vector<std::unique_ptr<SplitWeight>>;
+using Weights = std::vector<SplitWeight *>; // of one device
 using Problem = std::function<void(const std::string &)>;
 
 // Whether the device has a mul-mat by this part of a weight; buffer: an empty one of the buffer type to ask about, or
@@ -196,7 +197,7 @@ bool can_multiply(ggml_backend_dev_t device, const SplitWeight & weight, Side si
 
 // CG and GG of weights the device cannot multiply go back to the host.
 void refuse_unsupported(const Weights & weights, ggml_backend_dev_t device, const Problem & problem) {
-    for (const auto & weight : weights) {
+    for (SplitWeight * weight : weights) {
         const SliceSpec & slice = weight->slice();
         if (slice.gg == 0 && slice.cg == 0 && slice.hot.empty()) {
             continue;
@@ -212,8 +213,7 @@ void refuse_unsupported(const Weights & weights, ggml_backend_dev_t device, cons
 }
 
 // The tensors of one side that share a buffer type, in buffers of that type. False: no memory, or of another type.
-bool allocate(const std::vector<SplitWeight *> & weights, Side side, ggml_backend_buffer_type_t buft,
-              WeightMemory & memory) {
+bool allocate(const Weights & weights, Side side, ggml_backend_buffer_type_t buft, WeightMemory & memory) {
     ContextPtr ctx = new_context(static_cast<int64_t>(weights.size()));
     for (SplitWeight * weight : weights) {
         weight->part(side).tensor = weight->new_tensor(ctx.get(), side);
@@ -234,17 +234,14 @@ bool allocate(const std::vector<SplitWeight *> & weights, Side side, ggml_backen
     return true;
 }
 
-std::vector<SplitWeight *> with_part(const Weights & weights, Side side) {
-    std::vector<SplitWeight *> chosen;
-    for (const auto & weight : weights) {
-        if (weight->part(side).count > 0) {
-            chosen.push_back(weight.get());
-        }
-    }
+Weights with_part(const Weights & weights, Side side) {
+    Weights chosen;
+    std::copy_if(weights.begin(), weights.end(), std::back_inserter(chosen),
+                 [&](const SplitWeight * weight) { return weight->part(side).count > 0; });
     return chosen;
 }
 
-int64_t bytes_of(const std::vector<SplitWeight *> & weights, Side side) {
+int64_t bytes_of(const Weights & weights, Side side) {
     int64_t bytes = 0;
     for (const SplitWeight * weight : weights) {
         bytes += weight->part_bytes(side);
@@ -255,9 +252,9 @@ int64_t bytes_of(const std::vector<SplitWeight *> & weights, Side side) {
 // Takes device memory for every GG, and all hot experts; when there is too little, for those of the first weights.
 void place_on_device(const Weights & weights, ggml_backend_dev_t device, WeightMemory & memory,
                      const Problem & problem) {
-    std::vector<SplitWeight *> chosen = with_part(weights, side_device);
-    const int64_t              wanted = bytes_of(chosen, side_device);
-    const size_t               step   = chosen.size() / max_attempts + 1;
+    Weights       chosen = with_part(weights, side_device);
+    const int64_t wanted = bytes_of(chosen, side_device);
+    const size_t  step   = chosen.size() / max_attempts + 1;
     while (!chosen.empty() && !allocate(chosen, side_device, ggml_backend_dev_buffer_type(device), memory)) {
         for (size_t i = 0; i < step && !chosen.empty(); i++) {
             chosen.back()->leave_device(chosen.back()->slice().cg);
@@ -289,9 +286,9 @@ ggml_backend_buffer_type_t layout_of(SplitWeight & weight, const Problem & probl
 }
 
 // Runs of weights of at most pinned_piece bytes each, or of one weight.
-std::vector<std::vector<SplitWeight *>> pieces_of(const std::vector<SplitWeight *> & weights, Side side) {
-    std::vector<std::vector<SplitWeight *>> pieces;
-    int64_t                                 bytes = 0;
+std::vector<Weights> pieces_of(const Weights & weights, Side side) {
+    std::vector<Weights> pieces;
+    int64_t              bytes = 0;
     for (SplitWeight * weight : weights) {
         bytes += weight->part_bytes(side);
         if (pieces.empty() || bytes > pinned_piece) {
@@ -304,11 +301,11 @@ std::vector<std::vector<SplitWeight *>> pieces_of(const std::vector<SplitWeight 
 }
 
 // In pinned memory, as far as the device has such; the rest in plain memory.
-void place_streamable(const std::vector<SplitWeight *> & chosen, Side side, ggml_backend_dev_t device,
-                      WeightMemory & memory, const Problem & problem) {
+void place_streamable(const Weights & chosen, Side side, ggml_backend_dev_t device, WeightMemory & memory,
+                      const Problem & problem) {
     ggml_backend_buffer_type_t pinned = chosen.empty() ? nullptr : ggml_backend_dev_host_buffer_type(device);
-    std::vector<SplitWeight *> plain;
-    for (const std::vector<SplitWeight *> & piece : pieces_of(chosen, side)) {
+    Weights                    plain;
+    for (const Weights & piece : pieces_of(chosen, side)) {
         if (pinned == nullptr || !allocate(piece, side, pinned, memory)) {
             plain.insert(plain.end(), piece.begin(), piece.end());
         }
@@ -327,9 +324,10 @@ void place_streamable(const std::vector<SplitWeight *> & chosen, Side side, ggml
 // Whether the device is sent a weight's CC: the plan has it compute that for some tokens of a batch (CG'), or its hot
 // experts are exchanged.
 bool wants_prime(const SplitWeight & weight, ggml_backend_dev_t device, const PlanSpec & plan) {
-    const SliceSpec & slice      = weight.slice();
-    const bool        for_tokens = !plan.tokens.empty() && slice.takes_n_g && plan.find(slice.name) != nullptr;
-    const bool        for_slots  = plan.exchange != ExchangeMode::off && !slice.hot.empty();
+    const SliceSpec &  slice      = weight.slice();
+    const DeviceSpec & on         = plan.device_of(slice);
+    const bool         for_tokens = !on.tokens.empty() && slice.takes_n_g && plan.find(slice.name) != nullptr;
+    const bool         for_slots  = on.exchange != ExchangeMode::off && !slice.hot.empty();
     return (for_tokens || for_slots) && device != nullptr && can_multiply(device, weight, side_prime, nullptr);
 }
 
@@ -337,9 +335,9 @@ bool wants_prime(const SplitWeight & weight, ggml_backend_dev_t device, const Pl
 // any other if the plan has room for that.
 void place_on_host(const Weights & weights, ggml_backend_dev_t device, const PlanSpec & plan, WeightMemory & memory,
                    const Problem & problem) {
-    std::map<ggml_backend_buffer_type_t, std::vector<SplitWeight *>> by_buft;
-    std::vector<SplitWeight *>                                       shared;
-    std::vector<SplitWeight *>                                       copied;
+    std::map<ggml_backend_buffer_type_t, Weights> by_buft;
+    Weights                                       shared;
+    Weights                                       copied;
     for (SplitWeight * weight : with_part(weights, side_host)) {
         ggml_backend_buffer_type_t buft  = layout_of(*weight, problem);
         const bool                 plain = buft == ggml_backend_cpu_buffer_type();
@@ -347,7 +345,7 @@ void place_on_host(const Weights & weights, ggml_backend_dev_t device, const Pla
         weight->part(side_host).plain    = plain;
         weight->set_layout(ggml_backend_buft_name(buft));
         (prime && plain ? shared : by_buft[buft]).push_back(weight);
-        if (prime && !plain && plan.twice) {
+        if (prime && !plain && plan.device_of(weight->slice()).twice) {
             copied.push_back(weight);
         }
     }
@@ -374,11 +372,11 @@ std::string block_of(const std::string & name) {
 // can be sent any of them without holding up the CPU, and some slot is left while another one is filled.
 void make_tables(const Weights & weights, ggml_backend_dev_t device) {
     using Key = std::tuple<std::string, int64_t, std::vector<int32_t>>;
-    std::map<Key, std::vector<SplitWeight *>> blocks;
-    for (const auto & weight : weights) {
+    std::map<Key, Weights> blocks;
+    for (SplitWeight * weight : weights) {
         const SliceSpec & slice = weight->slice();
         if (!slice.hot.empty()) {
-            blocks[{block_of(slice.name), slice.e, slice.hot}].push_back(weight.get());
+            blocks[{block_of(slice.name), slice.e, slice.hot}].push_back(weight);
         }
     }
     for (const auto & [key, block] : blocks) {
@@ -398,21 +396,32 @@ void make_tables(const Weights & weights, ggml_backend_dev_t device) {
 
 } // namespace
 
-WeightMemory place_weights(const Weights & weights, ggml_backend_dev_t device, const PlanSpec & plan,
+WeightMemory place_weights(const std::vector<std::unique_ptr<SplitWeight>> & all,
+                           const std::vector<ggml_backend_dev_t> & devices, const PlanSpec & plan,
                            const Problem & problem) {
     WeightMemory memory;
-    refuse_unsupported(weights, device, problem);
-    {
-        // held only while weights are placed, so that they do not take this room
-        const BufferPtr left(plan.staging > 0 && device != nullptr
-                                 ? ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device),
-                                                                  static_cast<size_t>(plan.staging))
-                                 : nullptr);
-        place_on_device(weights, device, memory, problem);
+    for (size_t number = 0; number < devices.size(); number++) {
+        ggml_backend_dev_t device  = devices[number];
+        const int64_t      staging = plan.devices[number].staging;
+        Weights            weights;
+        for (const auto & weight : all) {
+            if (weight->slice().device == number) {
+                weights.push_back(weight.get());
+            }
+        }
+        refuse_unsupported(weights, device, problem);
+        {
+            // held only while weights are placed, so that they do not take this room
+            const BufferPtr left(
+                staging > 0 && device != nullptr
+                    ? ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), static_cast<size_t>(staging))
+                    : nullptr);
+            place_on_device(weights, device, memory, problem);
+        }
+        place_streamable(with_part(weights, side_stream), side_stream, device, memory, problem);
+        place_on_host(weights, device, plan, memory, problem);
+        make_tables(weights, device);
     }
-    place_streamable(with_part(weights, side_stream), side_stream, device, memory, problem);
-    place_on_host(weights, device, plan, memory, problem);
-    make_tables(weights, device);
     return memory;
 }
 

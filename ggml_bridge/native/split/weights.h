@@ -116,11 +116,12 @@ struct WeightMemory {
     int64_t                 device_bytes = 0;
 };
 
-// Takes memory for the parts of all weights: as much of GG as the device has room for, the rest on the host. Moves cuts
-// where the device cannot compute a weight, has no room, or a layout cannot hold it, and says so. Throws
+// Takes memory for the parts of all weights: as much of GG as their device has room for, the rest on the host. Moves
+// cuts where the device cannot compute a weight, has no room, or a layout cannot hold it, and says so. Throws
 // OALLAMA_NO_MEMORY when host memory is short.
-WeightMemory place_weights(const std::vector<std::unique_ptr<SplitWeight>> & weights, ggml_backend_dev_t device,
-                           const PlanSpec & plan, const std::function<void(const std::string &)> & problem);
+WeightMemory place_weights(const std::vector<std::unique_ptr<SplitWeight>> & all,
+                           const std::vector<ggml_backend_dev_t> & devices, const PlanSpec & plan,
+                           const std::function<void(const std::string &)> & problem);
 
 //
 // tensors in split buffers (ggml-oallama.cpp)
@@ -130,6 +131,10 @@ bool is_split_buft(ggml_backend_buffer_type_t buft);
 
 // The plan of a tensor in a split buffer; NULL for any other tensor. Views of one are not in it themselves.
 LoadedPlan * plan_of(const ggml_tensor * tensor);
+
+// The device beside which such a tensor is, and what its plan says of it.
+ggml_backend_dev_t device_of(const ggml_tensor * tensor);
+const DeviceSpec & device_spec_of(const ggml_tensor * tensor);
 
 // The weight behind a tensor in a split buffer; NULL for any other, and before it was allocated.
 SplitWeight * weight_of(const ggml_tensor * tensor);
