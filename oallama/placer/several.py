@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ def plan_over_devices(placer: Placer, request: Request, planned: Callable[[Place
     alone = [planned(member) for member in placer.local_members]
     over = plan_of_ranges(placer, request)
     best = min((*alone, *([over] if over is not None else [])), key=_total_s)
-    return replace(best, notes=(*best.notes, *_left_out(placer, best), *_order(placer, alone, best)))
+    return replace(best, notes=(*best.notes, *_left_out(placer, best)))
 
 
 def _total_s(plan: Plan) -> float:
@@ -58,14 +58,6 @@ def over_all(placer: Placer, request: Request) -> Plan:
     problems = placer.problems  # measured before a process of loads is there
     with placer.no_alloc_loads.together():
         return checked(placer, plan(problems, request, str(placer.device)))
-
-
-def _order(placer: Placer, alone: Sequence[Plan], best: Plan) -> list[str]:
-    """A note where a device behind the first, beside which splits are, is the fastest by itself."""
-    fastest = min(range(len(alone)), key=lambda number: _total_s(alone[number]))
-    if not fastest or len(parse_device(best.device).each) == 1:
-        return []
-    return [f"{placer.device.each[fastest]} is the fastest alone: named first, it would have the splits"]
 
 
 def _left_out(placer: Placer, best: Plan) -> list[str]:

@@ -20,7 +20,7 @@ from oallama.core.types import CPU_DEVICE, Phase, Workload
 from oallama.plan.plan import Plan
 from oallama.planner.attention import Problems, seconds_over
 from oallama.planner.explain import physical_bound
-from oallama.planner.parts import sliced_part
+from oallama.planner.parts import sliced_parts
 from oallama.planner.placement import VerifiedPlan, plan_record
 from oallama.planner.policies.oato import oato
 from oallama.planner.policies.registry import Policy, Request, Rules, find_policy, policy_names
@@ -187,8 +187,11 @@ def seconds_in(problem: Problem, decision: VerifiedPlan, n_ubatch: int, phase: P
     """Predicted seconds of a phase with the decision's placement as it is, in micro-batches of n_ubatch, whatever
     memory these need."""
     placement, workload = decision.placement, replace(decision.workload, n_ubatch=n_ubatch)
-    if placement.token_assignment:
-        part, own = sliced_part(problem, placement)
-        table = slicer_of(part, workload, own).with_n_g(own).token_assignment
-        placement = replace(placement, token_assignment=table)
+    splits = list(placement.device_splits)
+    for device, (part, own) in sliced_parts(problem, placement).items():
+        if own.token_assignment:
+            splits[device] = slicer_of(part, workload, own).with_n_g(own).device_splits[0]
+    first, *others = splits
+    table = first.settings.token_assignment
+    placement = replace(placement, token_assignment=table, behind_first=tuple(others))
     return price(problem, workload, placement).over(phase)

@@ -37,23 +37,36 @@ def problem_in(problem: Problem, device: int, window: Window) -> Problem:
     return replace(on, operators=operators, graph=on.graph.part(window), routing=routing, no_alloc_load=_never_loaded)
 
 
-def placement_in(problem: Problem, placement: Placement, window: Window) -> Placement:
-    """Return the part of a placement over several devices that is in these layers, for problem_in."""
+def placement_in(problem: Problem, placement: Placement, device: int, window: Window) -> Placement:
+    """Return the part of a placement over several devices that is in these layers of one, for problem_in."""
     first, behind = problem.graph.operators_of(window)
+    beside = placement.device_splits[device]
     return replace(
         placement,
         assignments=placement.assignments[first:behind],
         first_device_layer=max(0, placement.first_device_layer - window[0]),
+        gg_bytes=beside.gg_bytes,
+        hot_bytes=beside.hot_bytes,
+        staging_bytes=beside.staging_bytes,
+        twice_bytes=beside.twice_bytes,
+        streaming=beside.settings.streaming,
+        token_assignment=beside.settings.token_assignment,
+        residents=beside.settings.residents,
+        behind_first=(),
         device_layers=(),
     )
 
 
-def sliced_part(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
-    """The problem and the placement that a placement's slices belong to: of several devices the first one's part."""
+def sliced_parts(problem: Problem, placement: Placement) -> dict[int, tuple[Problem, Placement]]:
+    """The problems and the placements that a placement's slices belong to, by device."""
     if not placement.device_layers:
-        return problem, placement
-    window = windows(placement)[0]
-    return problem_in(problem, 0, window), placement_in(problem, placement, window)
+        return {0: (problem, placement)} if placement.is_sliced else {}
+    parts = {
+        device: (problem_in(problem, device, window), placement_in(problem, placement, device, window))
+        for device, window in enumerate(windows(placement))
+        if window[0] < window[1]
+    }
+    return {device: part for device, part in parts.items() if part[1].is_sliced}
 
 
 def _routing_in(routing: Routing, window: Window) -> Routing:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from oallama.core.history import BlockRuns, SeenPasses
 from oallama.core.types import PLAIN_LAYOUT, Phase, Predicted, StockOptions, Workload
 from oallama.cost.expert_cache import MOST_TOKENS, beside_cache, cached_layers, through_cache
 from oallama.cost.passes import Pass, passes
-from oallama.cost.ranges import NO_SLICES, ranges_seconds
+from oallama.cost.ranges import ranges_seconds
 from oallama.cost.rates import slice_rates
 from oallama.cost.slices import Pricing
 from oallama.cost.timeline import BlockTimes, cycle_seconds
 from oallama.cost.whole import Costs, placement_seconds
 from oallama.plan.plan import Plan
 from oallama.planner.cutting import CutBlocks, n_g_at
-from oallama.planner.parts import sliced_part
+from oallama.planner.parts import sliced_parts
 from oallama.planner.placement import Placement
 from oallama.planner.problem import Problem, costs_of, costs_over, device_costs
 from oallama.planner.slicer import SlicePlan, slicer_of
@@ -28,25 +28,24 @@ def price(problem: Problem, workload: Workload, placement: Placement) -> Predict
     Raises PlanError for slices that are no blocks of ours, ProfileError if the profile has no link.
     """
     problem = problem.of_step(workload.step)
-    sliced: SlicePlan | None = None
-    if placement.is_sliced:
-        part, own = sliced_part(problem, placement)
+    sliced: dict[int, SlicePlan] = {}
+    for device, (part, own) in sliced_parts(problem, placement).items():
         slicer = slicer_of(part, workload, own)
-        sliced = slicer.priced(*slicer.cuts_of(own), own.token_assignment)
+        sliced[device] = slicer.priced(*slicer.cuts_of(own), own.token_assignment)
     if placement.device_layers:
         layouts = host_layouts(problem, workload, placement)
 
-        def over_devices(phase: Phase, sliced_s: float | None) -> float:
-            devices = device_costs(problem, passes(workload, phase), layouts, mapped=sliced is None)
+        def over_devices(phase: Phase, sliced_s: Mapping[int, float]) -> float:
+            devices = device_costs(problem, passes(workload, phase), layouts, mapped=not sliced)
             return ranges_seconds(
-                devices, placement.device_layers, placement.on_device, placement.first_device_layer,
-                NO_SLICES if sliced_s is None else {0: sliced_s},
-            )  # fmt: skip
+                devices, placement.device_layers, placement.on_device, placement.first_device_layer, sliced_s
+            )
 
-        prefill_s, decode_s = (None, None) if sliced is None else (sliced.prefill_s, sliced.decode_s)
-        return Predicted.with_drafts(over_devices("prefill", prefill_s), over_devices("decode", decode_s), workload)
-    if sliced is not None:
-        return sliced.predicted(workload)
+        prefill_s = over_devices("prefill", {device: plan.prefill_s for device, plan in sliced.items()})
+        decode_s = over_devices("decode", {device: plan.decode_s for device, plan in sliced.items()})
+        return Predicted.with_drafts(prefill_s, decode_s, workload)
+    if sliced:
+        return sliced[0].predicted(workload)
     costs_in = WholeCosts(problem, workload, placement)
 
     def seconds(phase: str) -> float:
@@ -119,8 +118,8 @@ def seen_passes(
     outputs alone run for fewer tokens than a pass has, and are left out."""
     if not placement.is_sliced:
         return ()
-    problem, placement = sliced_part(problem, placement)
-    slicer, table = slicer_of(problem, plan.workload, placement), plan.token_assignment
+    problem, placement = next(iter(sliced_parts(problem, placement).values()))  # of several devices the first
+    slicer, table = slicer_of(problem, plan.workload, placement), placement.token_assignment
     cut_blocks = [
         (block, (cost, cut))
         for block, (cost, cut) in zip(*slicer.cuts_of(placement), strict=True)

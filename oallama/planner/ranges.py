@@ -12,14 +12,15 @@ seconds for each byte are taken first, until the device is full; the host keeps 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from math import inf
+from typing import NamedTuple
 
 from oallama.core.types import Operator
 from oallama.cost.ranges import DeviceCosts, entry_seconds, range_seconds, ranges_seconds
-from oallama.planner.placement import Placement, whole_assignments
+from oallama.planner.placement import DeviceSplits, Placement, whole_assignments
 
 HOST = -1
 """In place of the device before a layer: there is none."""
@@ -78,6 +79,14 @@ class Ranges:
         return least_s, tuple(layers)
 
 
+class RangePart(NamedTuple):
+    """Layers [begin, end) of a device, placed as a model of their own (planner/parts.py)."""
+
+    device: int
+    window: tuple[int, int]
+    placement: Placement
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
     """More of a layer's weights on its device: what that saves for each byte, its seconds (negative) and bytes, and the
@@ -130,17 +139,37 @@ class WholeRanges:
         total = ranges_seconds(self._devices, device_layers, on_device, first)
         return Placement(whole_assignments(on_device), first, total, 1, device_layers=device_layers)
 
-    def behind_first(self, placement: Placement, border: int) -> Placement:
-        """The placement of the first device's layers, which end at `border`, with the best of the layers from there on
-        on the devices behind it, and the seconds of both; infinite where they do not fit."""
-        seconds, device_layers = self._ranges.behind(0, border)
-        there = self._there(border, device_layers)
-        own = placement.assignments
-        return replace(
-            placement,
-            assignments=(*own, *whole_assignments(there[len(own) :])),
-            device_layers=(border - placement.first_device_layer, *device_layers[1:]),
-            seconds=placement.seconds + seconds,
+    def joined(self, parts: Sequence[RangePart], border: int) -> Placement:
+        """The placement of some devices' parts, which end at `border`, with the best of the layers from there on on the
+        devices behind them, and the seconds of all; infinite where these do not fit."""
+        seconds, behind = self._ranges.behind(parts[-1].device, border)
+        counts, n_devices = list(behind), len(self._devices)
+        splits = [DeviceSplits() for _ in range(n_devices)]
+        first = parts[0].placement
+        for part, before in zip(parts, (None, *parts), strict=False):
+            seconds += part.placement.seconds
+            seconds += (
+                0.0 if before is None else entry_seconds(self._devices[part.device], before.device, part.window[0])
+            )
+            counts[part.device] = part.window[1] - part.window[0] - part.placement.first_device_layer
+            splits[part.device] = part.placement.device_splits[0]
+        own = tuple(assignment for part in parts for assignment in part.placement.assignments)
+        there = self._there(border, behind)
+        settings = splits[0].settings
+        return Placement(
+            (*own, *whole_assignments(there[len(own) :])),
+            first.first_device_layer,
+            seconds,
+            gg_bytes=splits[0].gg_bytes,
+            hot_bytes=splits[0].hot_bytes,
+            staging_bytes=splits[0].staging_bytes,
+            twice_bytes=splits[0].twice_bytes,
+            streaming=settings.streaming,
+            token_assignment=settings.token_assignment,
+            residents=settings.residents,
+            behind_first=tuple(splits[1:]),
+            device_layers=tuple(counts),
+            notes=tuple(dict.fromkeys(note for part in parts for note in part.placement.notes)),
         )
 
     def _budget(self, device: int, begin: int, end: int) -> int:

@@ -25,7 +25,7 @@ from oallama.core.types import (
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.plan.plan import Plan
 from oallama.report.inspect import model_document
-from oallama.report.slices import ring_text, slices_table, tokens_text
+from oallama.report.slices import slices_table, streams_of
 from oallama.report.table import WIDTH, Table, table
 from oallama.report.text import (
     PLAIN,
@@ -405,11 +405,10 @@ def report_tables(report: AffinityReport, every_row: bool = False) -> tuple[Tabl
 
 def streaming_sentences(report: AffinityReport) -> tuple[str, ...]:
     """Sentences about the decode step, streamed weights, and the tokens that they are streamed for."""
-    streamed_bytes, plan = sum(row.placement.cg * row.bytes for row in report.operators), report.plan
-    ring = [ring_text(streamed_bytes)] if streamed_bytes or plan.token_assignment else []
-    tokens = [tokens_text(plan.token_assignment)] if plan.token_assignment else []
+    plan = report.plan
+    streams = streams_of(plan, [(row.placement.cg * row.bytes, row.placement.device) for row in report.operators])
     step = step_text(plan.workload.step, plan.draft)
-    return (*filter(None, [step]), *(f"{text[0].upper()}{text[1:]}." for text in (*ring, *tokens)))
+    return (*filter(None, [step]), *(f"{text[0].upper()}{text[1:]}." for text in streams))
 
 
 def printable_sentence(note: str) -> str:

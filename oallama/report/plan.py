@@ -12,7 +12,7 @@ from oallama.device.spec import device_texts
 from oallama.plan.plan import Plan
 from oallama.plan.split import hot_bytes
 from oallama.report.operators import predicted_text, printable_sentence, step_text, weights_text
-from oallama.report.slices import percent_text, ring_text, tokens_text
+from oallama.report.slices import percent_text, streams_of
 from oallama.report.text import PLAIN, device_name, plural, policy_on, printable
 
 
@@ -51,15 +51,15 @@ def plan_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ..
 
 
 def device_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
-    """Say which layers each of several devices has, whether slices beside the first, and how much of its memory is
-    used."""
+    """Say which layers each of several devices has, whether slices, and how much of its memory is used."""
     n_layer = n_layer_of(operators)
     ranges, sentences = layer_ranges(record, operators, n_layer), list[str]()
-    slices = "slices" if record.n_on("split") else ""
-    for device, (begin, end), memory in zip(device_texts(record.device), ranges, record.memory.devices, strict=False):
+    with_slices = {row.device for row in record.operators if row.backend == "split"}
+    each = zip(device_texts(record.device), ranges, record.memory.devices, strict=False)
+    for number, (device, (begin, end), memory) in enumerate(each):
         blocks = layers_text(begin, min(end, n_layer)) if begin < min(end, n_layer) else ""
         output = "the output" if begin <= n_layer < end else ""
-        what = " and ".join(filter(None, [blocks, output, "" if sentences else slices]))
+        what = " and ".join(filter(None, [blocks, output, "slices" if number in with_slices else ""]))
         used = f"{format_bytes(memory.limit - memory.spare)} of {format_bytes(memory.limit)}"
         sentences.append(f"{device_name(device)}: {what}, {used}")
     return tuple(sentences)
@@ -81,15 +81,11 @@ def layers_text(begin: int, end: int) -> str:
 def slice_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
     """Empty for a plan without streams."""
     placed = record.pairs(operators)
-    streamed = [(operator, placement) for operator, placement in placed if placement.cg > 0]
-    if not streamed and not record.token_assignment:
+    first, *others = streams_of(record, [(p.cg * o.bytes, p.device) for o, p in placed]) or ("",)
+    if not first:
         return ()
-    ring = ring_text(sum(p.cg * o.bytes for o, p in streamed))
     rates = "; ".join(_rates(placed))
-    sentences = [ring, f"divided, {PLAIN.cut}: {rates}"] if rates else [ring]
-    if record.token_assignment:
-        sentences.append(tokens_text(record.token_assignment))
-    return tuple(sentences)
+    return (first, *([f"divided, {PLAIN.cut}: {rates}"] if rates else []), *others)
 
 
 def _rates(placed: Sequence[tuple[Operator, OperatorPlacement]]) -> Iterator[str]:

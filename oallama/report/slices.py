@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from oallama.core.affinity_report import Affinity
 from oallama.core.units import format_bytes
+from oallama.device.spec import device_texts
+from oallama.plan.plan import Plan
 from oallama.report.table import WIDTH, Table, table
-from oallama.report.text import PLAIN, printable, ranges_text
+from oallama.report.text import PLAIN, device_name, printable, ranges_text
 
 Shares = Sequence[float]
 """Fractions on the CPU, copied when needed, and on the card."""
@@ -20,6 +22,19 @@ def ring_text(streamed_bytes: float) -> str:
     if not streamed_bytes:
         return "weights are copied to the card only for prompts"
     return f"{format_bytes(round(streamed_bytes))} of weights are copied to the card for each token"
+
+
+def streams_of(plan: Plan, streamed: Sequence[tuple[float, int]]) -> tuple[str, ...]:
+    """Sentences on what each device is sent. streamed: (bytes of streamed weights, the device's number)."""
+    found: list[str] = []
+    names = device_texts(plan.device)
+    for number, own in enumerate(plan.split_settings):
+        n_bytes = sum(n for n, device in streamed if device == number)
+        ring = [ring_text(n_bytes)] if n_bytes or own.token_assignment else []
+        tokens = [tokens_text(own.token_assignment)] if own.token_assignment else []
+        name = f"{device_name(names[number])}: " if len(names) > 1 else ""
+        found += [f"{name}{text}" for text in (*ring, *tokens)]
+    return tuple(found)
 
 
 def tokens_text(table: TokenAssignment) -> str:

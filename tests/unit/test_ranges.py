@@ -48,7 +48,7 @@ from oallama.plan.plugin_text import plugin_text
 from oallama.planner.attention import AttentionRule, Problems
 from oallama.planner.decide import plan
 from oallama.planner.memory import staging_bytes
-from oallama.planner.parts import problem_in, sliced_part
+from oallama.planner.parts import problem_in, sliced_parts
 from oallama.planner.placement import ON_DEVICE, ON_HOST, Assignment, Placement, placed_by_plan, whole_bytes
 from oallama.planner.policies.oato import oato
 from oallama.planner.policies.ranges import on_each, ranges
@@ -294,7 +294,7 @@ def problem_over(each: Sequence[World]) -> Problem:
         if not placement.device_layers:
             return problems[0].no_alloc_load(workload, placement)
         host = first.taken(workload, Attention("on"))
-        slices = placement.device_bytes, *(0 for _ in each[1:])
+        slices = [beside.held_bytes + beside.staging_bytes for beside in placement.device_splits]
         parts = [
             LoadBytes(n_bytes - own, 0, host.kv * n_blocks // first.model.n_layer, host.compute, w.device_bytes)
             for w, own, (n_blocks, n_bytes) in zip(each, slices, on_each(problems[0], placement), strict=True)
@@ -366,7 +366,7 @@ def test_of_experts_each_card_has_attention_first() -> None:
 
 
 #
-# splits beside the first device
+# splits beside each device
 #
 
 
@@ -404,7 +404,7 @@ def cut_like(problem: Problem, workload: Workload, border: int, gg: float, cg: f
         staging_bytes=1,  # more than none, until it is known
         gg_bytes=slice_weights(problem.operators, [0 if p.is_device else p.cut.gg for p in places]),
     )  # fmt: skip
-    part, own = sliced_part(problem, placement)
+    ((part, own),) = sliced_parts(problem, placement).values()
     _, cut = slicer_of(part, workload, own).cuts_of(own)
     return replace(placement, staging_bytes=staging_bytes(cut, StreamSettings(), workload.largest_batch, 0))
 
@@ -437,16 +437,16 @@ def test_splits_are_as_good_as_any_border_and_shares(world: World, another: Worl
     assert found.predicted.total_s <= 1.05 * least_s
 
 
-def test_what_fits_neither_card_is_split_beside_the_first() -> None:
+def test_what_fits_neither_card_is_split_beside_both() -> None:
     large, slow = model_info(n_layer=8, n_embd=4096, n_ff=12288), replace(HOST, bytes_per_s=HOST.bytes_per_s / 4)
     each = two(0.4, 0.2, model=large, host=slow)
     found, problem = planned(each), problem_over(each)
     assert found.policy == "ranges" and found.memory.fits and found.version == 3
     rows = list(zip(each[0].operators, found.operators, strict=True))
-    assert any(place.backend == "split" for _, place in rows)
-    assert all(place.device == 0 for _, place in rows if place.backend == "split")
+    assert {place.device for _, place in rows if place.backend == "split"} == {0, 1}
     first, second = found.memory.devices
-    assert first.staging > 0 and second.staging == 0 and found.memory.staging == first.staging
+    assert first.staging > 0 and second.staging > 0 and found.memory.staging == first.staging + second.staging
+    assert found.split_settings[1].streaming != found.split_settings[0].streaming, "each ring is for its own link"
     costs = device_costs(problem, passes(LONG, "mixed"))
     memories = [empty_memory(one, LONG) for one in problem.devices]
     budgets = [lambda n, memory=memory: memory.operator_budget(memory.n_layer - n) for memory in memories]

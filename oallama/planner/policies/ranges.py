@@ -1,11 +1,10 @@
 """The policy of several devices: a range of layers for each, of whole operators (planner/ranges.py), and splits beside
-the first.
+each local one.
 
-The ranges of whole operators are the best that there are. Splits are searched for from there: the first device's
-layers, up to a border, are planned as a model of their own, as one device's are (planner/parts.py, policies/sliced.py),
-in the memory that it has; what is behind the border has whole operators on the other devices. Borders are looked at
-downhill, with few choices of cuts, then the best one with all of them. Splits are beside the first device alone, as
-llama.cpp computes large batches of what the host has there.
+The ranges of whole operators are the best that there are. Splits are searched for from there: each local device's
+layers, between two borders, are planned as a model of their own, as one device's are (planner/parts.py,
+policies/sliced.py), in the memory that it has. Another machine has whole layers, behind all of these. Borders are
+looked at one after the other, downhill, with few choices of cuts, then the best ones with all of them.
 
 It is none of `--policy`: with several devices, Placer.plan compares it with the best plan on each of them alone.
 """
@@ -15,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf
 
 from oallama.core.errors import DoesNotFit
@@ -23,12 +22,12 @@ from oallama.core.types import StreamSettings
 from oallama.cost.passes import passes
 from oallama.planner.cutting import downhill
 from oallama.planner.memory import CorrectedBudget, DeviceMemory
-from oallama.planner.parts import problem_in
-from oallama.planner.placement import Placement, VerifiedPlan
+from oallama.planner.parts import Window, problem_in
+from oallama.planner.placement import NOTHING, Placement, VerifiedPlan
 from oallama.planner.policies.registry import ROUNDS, MemoryBudget, Policy, Request
 from oallama.planner.policies.sliced import most_choices
 from oallama.planner.problem import LoadBytes, Problem, costs_of, device_costs, memory_before, operators_on_host
-from oallama.planner.ranges import WholeRanges
+from oallama.planner.ranges import RangePart, WholeRanges
 from oallama.planner.slicer import Slicer
 from oallama.planner.verify import on_cpu, verify
 
@@ -37,8 +36,8 @@ NAME = "ranges"
 FIRST_STRIDE = 8
 """The first steps of the search for a border are this share of the layers."""
 
-Propose = Callable[[WholeRanges, DeviceMemory], Placement]
-"""(ranges of whole operators in each device's memory, the first device's) -> a placement."""
+Propose = Callable[[WholeRanges, Sequence[DeviceMemory]], Placement]
+"""(ranges of whole operators in each device's memory, that memory) -> a placement."""
 
 
 def best_over(problem: Problem, asked: Request) -> VerifiedPlan:
@@ -51,8 +50,7 @@ def best_over(problem: Problem, asked: Request) -> VerifiedPlan:
     if whole is None:
         return on_cpu(problem, asked.workload, asked.phase)
     try:
-        first, n_layers = whole.placement.first_device_layer, whole.placement.device_layers[0]
-        split = _best(problem, asked, before, _Splits(problem, asked, first + n_layers)) if n_layers else None
+        split = _best(problem, asked, before, _Splits(problem, asked, whole.placement))
     except DoesNotFit:
         return whole
     return min(filter(None, (whole, split)), key=lambda found: found.placement.seconds)
@@ -71,7 +69,7 @@ def _best(problem: Problem, asked: Request, before: Sequence[LoadBytes], propose
     for _ in range(ROUNDS):
         memories = [budget.memory for budget in corrected]
         ranges = WholeRanges(costs, problem.operators, [partial(_bytes_left, memory) for memory in memories])
-        placement = propose(ranges, memories[0])
+        placement = propose(ranges, memories)
         if len(placement.devices_used) < 2:
             return best
         if best is not None and placement.seconds >= best.placement.seconds:
@@ -105,54 +103,88 @@ def on_each(problem: Problem, placement: Placement) -> list[tuple[int, int]]:
     """(blocks, bytes of operators and slices, with what these need) of each device."""
     begins, graph = accumulate(placement.device_layers, initial=placement.first_device_layer), problem.graph
     found: list[tuple[int, int]] = []
-    for begin, n_layers in zip(begins, placement.device_layers, strict=False):
+    for begin, n_layers, beside in zip(begins, placement.device_layers, placement.device_splits, strict=False):
         first, last = graph.operators_of((begin, begin + n_layers))
         on_device = zip(problem.operators[first:last], placement.on_device[first:last], strict=True)
         n_blocks = max(0, min(begin + n_layers, graph.n_layer) - begin)
-        slices = 0 if found else placement.device_bytes
-        found.append((n_blocks, slices + sum(operator.bytes for operator, here in on_device if here)))
+        own = sum(operator.bytes for operator, here in on_device if here)
+        found.append((n_blocks, own + beside.held_bytes + beside.staging_bytes))
     return found
 
 
 class _Splits:
-    """Proposes splits beside the first device, and the best of the other layers on the devices behind it. Once a
+    """Proposes splits beside each local device, and the best of the other layers on the machines behind them. Once a
     placement was verified, the borders beside its own are looked at."""
 
-    def __init__(self, problem: Problem, asked: Request, border: int) -> None:
-        """border: from where the search goes downhill."""
-        self._problem, self._asked, self._border = problem, asked, border
+    def __init__(self, problem: Problem, asked: Request, whole: Placement) -> None:
+        """whole: the ranges from whose borders the search goes downhill."""
+        self._problem, self._asked = problem, asked
+        self._n_local = sum(not device.profile.is_remote for device in problem.devices)
+        ends = [*accumulate(whole.device_layers, initial=whole.first_device_layer)][1 : self._n_local + 1]
+        self._borders, self._n_layers = tuple(ends), problem.graph.n_layer + 1
         self._stride = max(1, problem.graph.n_layer // FIRST_STRIDE)
-        self._parts = cache(self._part)
+        self._problems = cache(self._problem_in)
 
-    def __call__(self, ranges: WholeRanges, memory: DeviceMemory) -> Placement:
+    def __call__(self, ranges: WholeRanges, memories: Sequence[DeviceMemory]) -> Placement:
         @cache
-        def seconds(border: int) -> float:
-            return self._placed(ranges, memory, border, quick=True).seconds
+        def part(device: int, window: Window, quick: bool) -> Placement:
+            return self._part(memories[device], device, window, quick)
 
-        self._border = downhill(seconds, self._border, self._stride, 1, self._problem.graph.n_layer)
+        @cache
+        def placed(borders: tuple[int, ...], quick: bool) -> Placement:
+            return self._placed(ranges, partial(part, quick=quick), borders)
+
+        movable = len(self._borders) - (self._n_local == len(self._problem.devices))  # the last layer has a device
+        looked: set[tuple[int, ...]] = set()
+        while self._borders not in looked:
+            looked.add(self._borders)
+            for number in range(movable):
+                self._borders = self._moved(number, lambda borders: placed(borders, True).seconds)
         self._stride = 1
-        if seconds(self._border) == inf:
-            return _NOTHING
-        return self._placed(ranges, memory, self._border, quick=False)
+        if placed(self._borders, True).seconds == inf:
+            return NOTHING
+        return placed(self._borders, False)
 
-    def _placed(self, ranges: WholeRanges, memory: DeviceMemory, border: int, quick: bool) -> Placement:
-        asked, part = replace(self._asked, quick=quick), self._parts(border)
+    def _moved(self, number: int, seconds: Callable[[tuple[int, ...]], float]) -> tuple[int, ...]:
+        """The borders with one of them where no lower value is beside it."""
+        before, behind = self._borders[:number], self._borders[number + 1 :]
+        least, most = (0, *before)[-1], (*behind, self._n_layers)[0]
+
+        def at(border: int) -> tuple[int, ...]:
+            return (*before, border, *behind)
+
+        return at(downhill(lambda x: seconds(at(x)), self._borders[number], self._stride, least, most))
+
+    def _placed(
+        self, ranges: WholeRanges, part: Callable[[int, Window], Placement], borders: tuple[int, ...]
+    ) -> Placement:
+        """Each device's part, up to its border, and whole layers behind the last."""
+        windows = [(device, window) for device, window in enumerate(pairwise((0, *borders))) if window[0] < window[1]]
+        placements = [part(device, window) for device, window in windows]
+        if not windows or NOTHING in placements:
+            return NOTHING
+        pairs = zip(windows, placements, strict=True)
+        return ranges.joined([RangePart(*window, placement) for window, placement in pairs], borders[-1])
+
+    def _part(self, memory: DeviceMemory, device: int, window: Window, quick: bool) -> Placement:
+        """The fastest of a device's layers that uses it; NOTHING where there is none. The first device's begin with
+        those that the host has; any other one has all of its layers."""
+        asked, part, n_blocks = replace(self._asked, quick=quick), self._problems(device, window), window[1] - window[0]
+        n_layer = self._problem.graph.n_layer
         budget = MemoryBudget(
-            asked, asked.workload, costs_of(part, asked.workload, asked.phase), memory.of_layers(border),
-            cache(partial(Slicer, part, streaming=StreamSettings(prefetch=asked.rules.prefetch))), may_be_bare=True,
+            asked, asked.workload, costs_of(part, asked.workload, asked.phase),
+            memory.of_layers(min(window[1], n_layer) - min(window[0], n_layer)),
+            cache(partial(Slicer, part, streaming=StreamSettings(prefetch=asked.rules.prefetch))),
+            may_be_bare=window[0] == 0, has_all_layers=window[0] > 0,
         )  # fmt: skip
         found = [
             placement for placement in most_choices(part, budget)
-            if placement.is_sliced or placement.first_device_layer < border
+            if placement.is_sliced or placement.first_device_layer < n_blocks
         ]  # fmt: skip
-        if not found:
-            return _NOTHING
-        return ranges.behind_first(min(found, key=lambda placement: placement.seconds), border)
+        return min(found, key=lambda placement: placement.seconds, default=NOTHING)
 
-    def _part(self, border: int) -> Problem:
-        return problem_in(self._problem, 0, (0, border))
+    def _problem_in(self, device: int, window: Window) -> Problem:
+        return problem_in(self._problem, device, window)
 
-
-_NOTHING = Placement((), 0, inf)
 
 ranges = Policy(NAME, "a range of layers for each of several devices", best_over)

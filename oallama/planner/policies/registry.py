@@ -71,6 +71,7 @@ class MemoryBudget:
     slicer: Callable[..., Slicer]  # prices of blocks that are cut, for a workload
     has_llama: bool = True  # False: llama.cpp is on the CPU alone, so that only slices may be on the device
     may_be_bare: bool = False  # beside llama.cpp too: it has layers on another device
+    has_all_layers: bool = False  # whose norms and KV must be on the device: it is behind another one
     notes: tuple[str, ...] = ()  # on what was lowered to make this budget
     last: Placement | None = None  # what was proposed for this budget before it was corrected
     to_beat_s: float = inf  # of what is proposed for another budget
@@ -78,6 +79,8 @@ class MemoryBudget:
     def operator_bytes(self, first_device_layer: int) -> int:
         """Bytes for whole operators, with norms and KV of the layers from first_device_layer on; negative: these do not
         fit."""
+        if self.has_all_layers and first_device_layer > 0:
+            return -1
         return self.memory.operator_budget(first_device_layer)
 
     @property
