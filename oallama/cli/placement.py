@@ -93,7 +93,11 @@ class PlacementOptions:
         note_planned(self.options)
         if self.policy.prefetch is not None:
             streaming = replace(plan.streaming or StreamSettings(), prefetch=self.policy.prefetch)
-            plan = replace(plan, streaming=streaming)
+            others = (
+                replace(own, streaming=own.streaming and replace(own.streaming, prefetch=self.policy.prefetch))
+                for own in plan.behind_first
+            )
+            plan = replace(plan, streaming=streaming, behind_first=tuple(others))
         options = replace(self.options, device=device_for_plan(self.options.device, plan.device))
         placer = Placer.of_file(model or plan.model_path, options, self.profile)
         check_adapters(placer, plan)

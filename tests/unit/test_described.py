@@ -314,7 +314,8 @@ def test_two_cards_in_one_machine_are_as_fast_as_the_faster_of_them_at_least(mod
     assert total_s(both.best) <= total_s(alone.best)
     placement = both.best.placement
     if both.best_on == (0, 1):  # what lies there is counted once, slices included
-        there = whole_bytes(World(model=model).operators, placement.on_device) + placement.held_bytes
+        held = sum(own.held_bytes for own in placement.device_splits)
+        there = whole_bytes(World(model=model).operators, placement.on_device) + held
         assert sum(device.weights_gpu for device in both.best.memory.devices) == there
         assert sum(placement.device_layers) == model.n_layer + 1 - placement.first_device_layer
 
