@@ -39,8 +39,8 @@ void check_phases(bool bias, const std::string & hot, int64_t n_hot) {
     const int64_t n_rows = std::min<int64_t>(n_hot, 2);
     if (resident) { // the device adds the host's sum to its own
         check(now.bytes_out == block.n_embd * 4 + 2 * 4 + 2 * 4, "an input, experts and routing weights are fetched");
-        check(now.bytes_in == block.n_embd * 4 + n_rows * (4 + 4),
-              "slots, routing weights and one row of the host's are sent");
+        check(now.bytes_in == block.n_embd * 4 + (oallama::number_alignment + n_rows) * 4,
+              "slots, routing weights behind them and one row of the host's are sent");
         return;
     }
     check(now.bytes_out == n_rows * block.n_embd * 4, "rows that come back");
@@ -130,7 +130,7 @@ void check_packed_routing() {
         int64_t free     = 0;
         for (const oallama::RoutedLaunch & launch : batch.launches) {
             right = right && launch.begin == end && launch.end > end && launch.end - end <= n_most &&
-                    launch.at >= free && launch.at % oallama::launch_alignment == 0 && launch.after <= n;
+                    launch.at >= free && launch.at % oallama::number_alignment == 0 && launch.after <= n;
             for (size_t i = 0; i < launch.n_copies; i++) {
                 const oallama::ExpertTable::Move & move = moves[n_copied++];
                 right = right && launch.after >= used_by[static_cast<size_t>(move.slot)];

@@ -145,8 +145,9 @@ Routed & RoutedBuilder::routing_of(int mul_mat) {
         made.n_most     = std::min(made.n_rows, std::max(least_packed, (made.n_device * chosen->ne[1] + 1) / 2));
         made.device_ids = numbers(made, Upload::What::ids, 1);
     } else {
-        ggml_tensor * ids = ggml_new_tensor_2d(build_.ctx(), GGML_TYPE_I32, made.n_device, chosen->ne[1]);
-        made.device_ids   = send(Upload::What::ids, ids, made, {});
+        const int64_t n   = made.n_device * chosen->ne[1];
+        ggml_tensor * ids = send(Upload::What::ids, ggml_new_tensor_1d(build_.ctx(), GGML_TYPE_I32, n), made, {});
+        made.device_ids   = ggml_reshape_2d(build_.ctx(), ids, made.n_device, chosen->ne[1]);
     }
     made.sized.push_back({made.host_ids, 1});
     return made;
@@ -248,12 +249,29 @@ ggml_tensor * RoutedBuilder::send(Upload::What what, ggml_tensor * tensor, const
     return tensor;
 }
 
+// They are sent behind the slots, in one copy.
+ggml_tensor * RoutedBuilder::weights_of(Routed & routed, int64_t n_ranks, int64_t n_tokens) {
+    ggml_tensor * ids = routed.device_ids->view_src;
+    const int64_t n   = n_ranks * n_tokens;
+    routed.weights_at = GGML_PAD(n, number_alignment);
+    ids->ne[0]        = routed.weights_at + n;
+    for (int d = 1; d < GGML_MAX_DIMS; d++) {
+        ids->nb[d] = ggml_nbytes(ids);
+    }
+    for (Upload & upload : build_.phase.uploads) {
+        upload.staging = upload.tensor == ids ? build_.take_staging(ids) : upload.staging;
+    }
+    const size_t  row = static_cast<size_t>(n_ranks) * sizeof(float);
+    ggml_tensor * out = ggml_view_3d(build_.ctx(), ids, 1, n_ranks, n_tokens, sizeof(float), row,
+                                     static_cast<size_t>(routed.weights_at) * sizeof(float));
+    out->type         = GGML_TYPE_F32; // as large as the numbers before them
+    return out;
+}
+
 ggml_tensor * RoutedBuilder::device_sum(Routed & routed, ggml_tensor * rows) {
-    ggml_tensor * weights =
-        send(Upload::What::weights, ggml_new_tensor_3d(build_.ctx(), GGML_TYPE_F32, 1, rows->ne[1], rows->ne[2]),
-             routed, {});
-    ggml_tensor * terms = ggml_mul(build_.ctx(), rows, weights);
-    ggml_tensor * sum   = nullptr;
+    ggml_tensor * weights = weights_of(routed, rows->ne[1], rows->ne[2]);
+    ggml_tensor * terms   = ggml_mul(build_.ctx(), rows, weights);
+    ggml_tensor * sum     = nullptr;
     for (int64_t rank = 0; rank < rows->ne[1]; rank++) {
         ggml_tensor * term = ggml_view_2d(build_.ctx(), terms, terms->ne[0], terms->ne[2], terms->nb[2],
                                           static_cast<size_t>(rank) * terms->nb[1]);

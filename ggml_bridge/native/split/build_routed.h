@@ -43,6 +43,9 @@ class RoutedBuilder {
     // Sends a tensor of a routing to the device when the phase begins.
     ggml_tensor * send(Upload::What what, ggml_tensor * tensor, const Routed & routed, Source source);
 
+    // Routing weights of the device's rows, [1, n_ranks, n_tokens].
+    ggml_tensor * weights_of(Routed & routed, int64_t n_ranks, int64_t n_tokens);
+
     // Rows of the device times their routing weights, added up for each token.
     ggml_tensor * device_sum(Routed & routed, ggml_tensor * rows);
 

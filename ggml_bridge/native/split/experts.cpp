@@ -109,7 +109,7 @@ void route_packed(RoutedBatch & batch, int64_t n_most, const std::vector<int32_t
             const int64_t last = batch.launches.empty() ? 0
                                                         : batch.launches.back().at + batch.launches.back().end -
                                                               batch.launches.back().begin;
-            const int64_t at   = (last + launch_alignment - 1) / launch_alignment * launch_alignment;
+            const int64_t at   = (last + number_alignment - 1) / number_alignment * number_alignment;
             const bool    copy = first == begin;
             batch.launches.push_back({first, std::min(end, first + n_most), at, copy ? group.n_copies : 0,
                                       copy && group.n_copies > 0 ? after : 0});
@@ -250,6 +250,11 @@ namespace {
 void pack_numbers(const Routed & routed, const RoutedBatch & batch, Upload::What what, int32_t * out) {
     if (routed.n_most == 0) {
         std::copy(batch.slots.begin(), batch.slots.end(), out);
+        auto * weights = reinterpret_cast<float *>(out) + routed.weights_at;
+        for (size_t i = 0; routed.weights_at > 0 && i < batch.device_rows.size(); i++) {
+            const int32_t row = batch.device_rows[i];
+            weights[i]        = row < 0 ? 0.0F : batch.weights[static_cast<size_t>(row)];
+        }
         return;
     }
     for (const RoutedLaunch & launch : batch.launches) {
@@ -288,12 +293,6 @@ void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const U
         case Upload::What::tokens:
         case Upload::What::ranks:
         case Upload::What::experts: pack_numbers(routed, batch, upload.what, reinterpret_cast<int32_t *>(out)); return;
-        case Upload::What::weights:
-            for (size_t i = 0; i < batch.device_rows.size(); i++) {
-                const int32_t row                 = batch.device_rows[i];
-                reinterpret_cast<float *>(out)[i] = row < 0 ? 0.0F : batch.weights[static_cast<size_t>(row)];
-            }
-            return;
         case Upload::What::rows: break;
     }
     const ggml_tensor * x     = upload.source.of(graph);

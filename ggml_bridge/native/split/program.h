@@ -87,11 +87,10 @@ struct SlotBiases {
 struct Upload {
     enum class What {
         value,   // elements [begin, begin + count) of each row, the first of which is first_row
-        ids,     // of a routing: slots that the device computes with,
+        ids,     // of a routing: slots that the device computes with, and routing weights of its rows,
         tokens,  // of packed rows, whose they are,
         ranks,   // their numbers,
         experts, // and their experts,
-        weights, // routing weights of its rows,
         rows,    // rows of a value that has one for each rank,
         biases,  // and the biases of the experts that are in slots, of which those are sent that are not there
     };
@@ -159,7 +158,7 @@ struct GatheredRows {
     bool                by_rank; // x has a row for each rank, not one for each token
 };
 
-constexpr int64_t launch_alignment = 64; // numbers, of where a launch's lie: kernels cannot read from just anywhere
+constexpr int64_t number_alignment = 64; // of where numbers lie: kernels cannot read from just anywhere
 
 // Mul-mats by the same ids and the same hot experts, whose rows are divided between the sides.
 struct Routed {
@@ -170,6 +169,7 @@ struct Routed {
     int64_t                          n_used     = 0;
     int64_t                          n_rows     = 0; // of the batch: n_used * n_tokens
     int64_t                          n_device   = 0; // for each token
+    int64_t                          weights_at = 0; // numbers before the weights that are sent with ids; 0: none are
     ggml_tensor *                    host_ids   = nullptr;
     ggml_tensor *                    device_ids = nullptr;
     std::vector<Sized>               sized;
@@ -185,7 +185,7 @@ struct Routed {
 
     // Numbers that all launches have together at most: of hits three launches, of fetched experts one each, and one
     // more where one is full.
-    int64_t n_numbers() const { return n_rows + launch_alignment * (weights.front()->slice().e + 3 + n_rows / n_most); }
+    int64_t n_numbers() const { return n_rows + number_alignment * (weights.front()->slice().e + 3 + n_rows / n_most); }
 };
 
 // The ids that choose among a weight's experts, whose uses are counted.
@@ -216,6 +216,7 @@ struct Phase {
     CopyPacing            pacing;
     double                row_s    = 0.0; // seconds of a routed row on the host, of late; 0: not known
     double                device_s = 0.0; // of its routed rows on the device, once it has what it reads
+    int64_t               n_sums   = 0;   // that the host has sent up, for a device that adds them to its own
     std::vector<double>   both_s;         // until both sides were done with a token, by rows of the host; 0: not known
     int device_begin   = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
     int launches_begin = 0; // of these, of packed rows, one routing after the other

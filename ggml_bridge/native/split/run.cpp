@@ -249,6 +249,12 @@ void SplitBackend::bind(const Program & program, const ggml_cgraph * graph) {
     }
 }
 
+namespace {
+
+constexpr int64_t asked_each = 4; // as many sums as note_device weighs together
+
+} // namespace
+
 ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
     bind(program, graph);
     side_     = side_of(program.device);
@@ -285,8 +291,11 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             took[2] += watch.lap(stats().wait_ns);
         }
         if (program.resident && status == GGML_STATUS_SUCCESS) {
-            // rows that come together on the host before they are sent up; or the device's time is to be known
-            if (!phase.downloads.empty() || (side_->exchange() != nullptr && !phase.sums.empty())) {
+            // rows that come together on the host before they are sent up; or the device's time is to be known anew,
+            // which each time costs a wait before the host's sum can be sent
+            const bool asks =
+                side_->exchange() != nullptr && !phase.sums.empty() && phase.n_sums++ % asked_each == 0;
+            if (!phase.downloads.empty() || asks) {
                 side_->synchronize();
                 const int64_t ns = watch.lap(stats().wait_ns);
                 took[2] += ns;
