@@ -340,7 +340,7 @@ def _hot_copies(
     block, hot_block, link, n_used = cost.block, cost.hot(n_hot), rates.transfer, cost.gemms[0].mul_mat.n_expert_used
     returned = block.returned + block.returned_each * block.extent  # of all experts of a token
     n_up, n_down = hot_block.upload_bytes(hot_block.extent, rows), hot_block.download_bytes(hot_block.extent, rows)
-    joined, n_biases, n_copies = n_down // F32 + miss * returned * rows, 0, 2 + (hot_block.n_summed(rows) > 1)
+    joined, n_biases, n_copies = n_down // F32 + miss * returned * rows, 0, 2  # slots and weights are one
     n_numbers = n_rows * rows * (2 if hot_block.n_summed(rows) > 1 else 1)
     if packed:
         n_down, joined, n_biases = returned * rows * F32 // 2, returned * rows, block.biases * cost.n_expert * F32
@@ -349,7 +349,7 @@ def _hot_copies(
     if cost.context.resident:
         n_up, n_copies = n_numbers * F32, n_copies - 1
         if not packed:
-            n_up, n_down, joined, n_copies = 2 * n_rows * rows * F32, 0, miss * returned * rows, 2
+            n_up, n_down, joined = 2 * n_rows * rows * F32, 0, miss * returned * rows
     device_copy = rates.device_copy(n_up + n_biases, n_down, joined, 1, n_copies)
     if not cost.context.resident:
         return device_copy
