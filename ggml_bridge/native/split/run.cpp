@@ -293,8 +293,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
         if (program.resident && status == GGML_STATUS_SUCCESS) {
             // rows that come together on the host before they are sent up; or the device's time is to be known anew,
             // which each time costs a wait before the host's sum can be sent
-            const bool asks =
-                side_->exchange() != nullptr && !phase.sums.empty() && phase.n_sums++ % asked_each == 0;
+            const bool asks = side_->exchange() != nullptr && !phase.sums.empty() && phase.n_sums++ % asked_each == 0;
             if (!phase.downloads.empty() || asks) {
                 side_->synchronize();
                 const int64_t ns = watch.lap(stats().wait_ns);
