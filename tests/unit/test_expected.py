@@ -229,7 +229,7 @@ def test_rates_follow_from_what_was_seen(passes, decode, link):
 @pytest.mark.parametrize("slower", [1.0, 1.6])
 def test_a_corrected_profile_predicts_what_was_seen(slower):
     """Of a CPU that is slower than the profile has it: the runs of single tokens that a true profile predicts."""
-    plan = WORLD.plan("hetegen")
+    plan = WORLD.plan("scheinfer")
     name = next(place.name for place in plan.operators if place.cg and place.cc)
     cases = WORLD.profile.cases
     slow = tuple(replace(c, seconds=slower * c.seconds) if c.device == CPU_DEVICE else c for c in cases)
