@@ -103,13 +103,15 @@ class SplitBlock:
         shared = self.upload_bytes(0, n_tokens)
         sent = self.upload_bytes(gg + streamed, n_tokens) - shared
         result = self.returned * n_tokens * F32
-        peak = kept = joined = 0
+        peak = kept = joined = hole = 0
         for elements in parts:
             joined = self.download_bytes(elements, n_tokens)
             if self.held_each:
                 hidden = self.held_each * elements * n_tokens * F32
                 free = hidden * (HELD_PER_HIDDEN - 1) // HELD_PER_HIDDEN  # gate and up, when down begins
-                peak = max(peak, kept + hidden + (result if result > free else 0))
+                left = hole if hole < hidden // HELD_PER_HIDDEN else 0  # too small for a value of this part
+                peak = max(peak, kept + left + hidden + (result if result > free else 0))
+                hole = hidden if result > free else 0  # before the result
                 if joined < result:
                     peak = max(peak, kept + result + joined)
             kept += joined

@@ -96,7 +96,7 @@ ROWS = [
     Row("fiddler", "qwen2moe", link=5e7, streams=(True, False)),
     Row("fiddler", "qwen3moe", link=1e3),  # copying never pays
     Row("experts", "llama-moe", "cpu-pair", link=SLOW_LINK),
-    Row("experts", "qwen2moe", "rpc-worker:1", link=SLOW_LINK, streams=BOTH),  # its shared expert
+    Row("experts", "qwen2moe", "rpc-worker:1", link=1.5 * SLOW_LINK, streams=BOTH),  # its shared expert
     Row("experts", "qwen3moe", link=SLOW_LINK),
     Row("experts", "granitemoe", "cpu-pair", link=SLOW_LINK),
     Row("experts", "gpt-oss", link=SLOW_LINK),
