@@ -10,6 +10,7 @@ import pytest
 from e2e.forced import N_UBATCH, Forced, ffn, forced, movable, written
 from e2e.logits import REAL, TOKENS, assert_stock, placed_logits
 from e2e.plugin_runs import counted
+from gguf_factory import write_llama_shape
 from make_model import write_shape
 from seeds import crossed
 
@@ -141,3 +142,22 @@ def test_whatever_is_split_takes_the_memory_that_is_planned(resident: bool, q4_0
             assert_stock(placed_logits(llama, TOKENS), q4_0, TOKENS)
             held = load_bridge().split().memory().device_compute - before.device_compute
         assert planned - 1 * KIB <= held <= planned, (roles, held)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("gg", [1 / 16, 1 / 4, 15 / 16])
+def test_the_parts_of_an_ffn_take_the_memory_that_is_planned(gg: float, resident: bool, tmp_path: Path) -> None:
+    """GG, then CG: what a small part leaves before its result is of no use to the next one."""
+    path = write_llama_shape(tmp_path / "wide.gguf", 2, 512, 2048, 8, 4, 2000, "Q4_0")
+    whole = (lambda o: movable(o) and not o.role.startswith("ffn")) if resident else None
+    case = forced(path, REAL, ffn(gg, 1.0 - gg), whole=whole, residents=resident)
+    cuts = [p.cut if p.cg else (0, 0, 0) for p in case.plan.operators]
+    blocks = split_blocks(case.placer.operators, [sum(cut) for cut in cuts])
+    context = BlockContext(resident=resident)
+    layers = [(BlockType(b, Gemms(()), context=context), Cut(*cuts[b.operators[0]])) for b in blocks]
+    planned = staging_bytes(layers, StreamSettings(), N_UBATCH, 0)
+    before = load_bridge().split().memory()
+    with case.llama() as llama:
+        placed_logits(llama, TOKENS)
+        held = load_bridge().split().memory().device_compute - before.device_compute
+    assert abs(held - planned) <= 1 * KIB
