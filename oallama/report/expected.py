@@ -76,7 +76,7 @@ def measured_texts(
 ) -> list[str]:
     """Time of the prompt and rate of the answer as measured, each beside what was predicted of just these. n_cached,
     n_gen: tokens of the prompt that were cached, and of the answer; 0: not told."""
-    cached = f" ({n_cached} cached)" if n_cached else ""
+    cached = f" ({n_cached:,} cached)" if n_cached else ""
     prompt = f"prompt {plural(n_prompt, 'token')}{cached}, {_seconds(ttft_s)}"
     if expected is not None and expected.ttft_s > 0:
         prompt += f" ({_seconds(expected.ttft_s)} predicted)"

@@ -74,8 +74,8 @@ def _decimals(value: float) -> int:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 layer`, `2 layers`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """`1 layer`, `2 layers`, `1,835 tokens`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def device_name(device: str) -> str:

@@ -120,6 +120,7 @@ def test_measured_figures_stand_beside_the_expected_ones():
     assert measured_texts(26, 12.3, 0.1, None, n_cached=2) == [
         "prompt 26 tokens (2 cached), 12.3 s", "answer 10.0 tokens/s"
     ]  # fmt: skip
+    assert measured_texts(1835, 12.3, 0.1, None, n_cached=1024)[0] == "prompt 1,835 tokens (1,024 cached), 12.3 s"
     assert measured_texts(1, 0.5, 0.0, None) == ["prompt 1 token, 0.50 s"]
 
 

@@ -430,7 +430,9 @@ def test_a_second_cpu_back_end_shares_its_memory_with_the_first() -> None:
     assert again.profile(device=pair) == profile and not again.asked
 
 
-@pytest.mark.parametrize(("again", "said"), [(1.1, ""), (1.3, "30% slower"), (0.5, "50% faster")])
+@pytest.mark.parametrize(
+    ("again", "said"), [(1.1, ""), (1.3, "30% slower"), (0.5, "50% faster"), (237.51, " 238× slower")]
+)
 def test_a_machine_that_changed_while_it_was_measured_is_told(again: float, said: str) -> None:
     warnings = Machine(again=again).profile(DENSE, NONE).warnings
     assert (not warnings) if not said else (said in warnings[0] and "--refresh" in warnings[0])
