@@ -123,6 +123,8 @@ class PlacementOptions:
         on_cpu = self.policy.keeps_to_cpu(placer)
         if self.step.drafts and not tuned:
             planned = cpu_plan if on_cpu and placer.drafter is None else self.policy.plan
+            if self.step.repeats and not on_cpu and self.gate and self.policy.is_auto and self.tune != "before":
+                planned = untuned_plan
             return self._noted(self.step.plan(placer, workload, planned)), False
         if on_cpu:
             return cpu_plan(placer, workload), False
@@ -149,6 +151,13 @@ class PlacementOptions:
 def cpu_plan(placer: Placer, workload: Workload) -> Plan:
     """The plan of the CPU alone, for which nothing is measured."""
     return placer.plan("cpu", workload=workload, measure=False)
+
+
+def untuned_plan(placer: Placer, workload: Workload) -> Plan:
+    """Stock llama.cpp's own placement, for which nothing is measured."""
+    from oallama.autotune.run import stock_at_once
+
+    return stock_at_once(placer, workload)
 
 
 def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorator] = ()) -> Decorator:

@@ -42,6 +42,11 @@ class StepOptions:
         return self._model is not None or self.spec in ("ngram", "mtp")
 
     @property
+    def repeats(self) -> bool:
+        """Whether drafts are of text that repeats, for one request. Such plans are not tuned."""
+        return self.spec == "ngram" and (self.expected or 1) == self.slots == 1
+
+    @property
     def _model(self) -> str | None:
         return None if self.spec == "none" else self.draft_model
 

@@ -186,6 +186,8 @@ def test_a_run_that_is_not_tuned_says_that_it_makes_no_drafts() -> None:
 
 
 @pytest.mark.usefixtures("stub_server")
-def test_drafts_of_repeated_text_on_the_cpu_alone_need_no_measuring(tmp_path: Path) -> None:
-    here("run", STORIES, "Once", "-n", 2, "--spec", "ngram", "--device", "none", cache=tmp_path)
+@pytest.mark.parametrize("device", ["none", "rpc-worker"])
+def test_a_run_with_drafts_of_repeated_text_measures_nothing(tmp_path: Path, device: str) -> None:
+    """On a device as on the CPU alone: tuning does not compare such plans, so stock llama.cpp's placement answers."""
+    here("run", STORIES, "Once", "-n", 2, "--spec", "ngram", "--device", device, cache=tmp_path)
     assert not list(tmp_path.glob("profile-*"))
