@@ -99,9 +99,13 @@ def command(
     with busy("planning"):
         planned = plan_answer(asked, answers, None if model is None else model_file(model), text, n_gen)
     placer, plan = planned.placer, planned.plan
+    from oallama.report.expected import fits_nothing, fits_text
+
     shows = not as_json and is_terminal(sys.stderr)
     if shows:
         log(f"oallama: {expected(placer, plan)}")
+    elif fits_nothing(plan):  # in a pipe, too: the device was asked for, and the CPU answers
+        log(f"note: {fits_text(plan, placer.operators, placer.model.n_layer)}")
     drawn = {"stop": answers.sampling.stop, **asdict(sampling)}
     with loaded(placer, plan, asked, answers, chats=planned.prompt.chats, once=True) as engine:
         if as_json:

@@ -34,9 +34,9 @@ def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:
     """The clause about what is on the device and what stays on the CPU."""
     memory = record.memory
     on_device, total = weights_on_device(record, operators)
-    if not (memory.weights_gpu or memory.kv or memory.staging):  # buffers alone are llama.cpp's, for large batches
+    if not _uses_device(record):
         on_cpu = f"all weights ({format_bytes(memory.weights_host or total)}) are on the CPU"
-        if record.policy != "fit" or record.device == "none":
+        if not fits_nothing(record):
             return on_cpu
         return f"nothing fits the {format_bytes(memory.limit)} of {device_name(record.device)}: {on_cpu}"
     what = "all weights" if on_device >= total else f"{format_bytes(on_device)} of {format_bytes(total)} of weights"
@@ -49,6 +49,16 @@ def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:
     if n_host > 0:
         left.append(f"the KV cache of {'every layer' if n_host == n_layer else f'{n_host} of {n_layer} layers'}")
     return f"{held}; {' and '.join(left)} on the CPU" if left else held
+
+
+def fits_nothing(record: Plan) -> bool:
+    """Whether llama.cpp's placement found no room on a device that was to be used."""
+    return record.policy == "fit" and record.device != "none" and not _uses_device(record)
+
+
+def _uses_device(record: Plan) -> bool:
+    memory = record.memory  # buffers alone are llama.cpp's, for large batches
+    return bool(memory.weights_gpu or memory.kv or memory.staging)
 
 
 def rates_text(record: Plan, token_seconds: Callable[[int], float | None]) -> str:

@@ -35,6 +35,7 @@ from oallama.report.expected import (
     UNMEASURED,
     drift_text,
     expected_line,
+    fits_nothing,
     fits_text,
     measured_texts,
     rates_text,
@@ -89,8 +90,9 @@ def test_what_fits_and_what_does_not():
     memory = replace(on_cpu.memory, limit=922 << 10)
     nothing = fits_text(replace(on_cpu, policy="fit", device="CUDA0", memory=memory), OPERATORS, N_LAYER)
     assert nothing == f"nothing fits the 922 KiB of CUDA0: {none}"
-    buffers = replace(memory, compute=6 << 20)
-    assert nothing == fits_text(replace(on_cpu, policy="fit", device="CUDA0", memory=buffers), OPERATORS, N_LAYER)
+    with_buffers = replace(on_cpu, policy="fit", device="CUDA0", memory=replace(memory, compute=6 << 20))
+    assert nothing == fits_text(with_buffers, OPERATORS, N_LAYER)
+    assert fits_nothing(with_buffers) and not fits_nothing(on_cpu) and not fits_nothing(whole)
 
 
 def test_rates_say_where_they_change():
