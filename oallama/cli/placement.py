@@ -123,7 +123,8 @@ class PlacementOptions:
         on_cpu = self.policy.keeps_to_cpu(placer)
         if self.step.drafts and not tuned:
             planned = cpu_plan if on_cpu and placer.drafter is None else self.policy.plan
-            if self.step.repeats and not on_cpu and self.gate and self.policy.is_auto and self.tune != "before":
+            waits = self.gate and self.policy.is_auto and self.tune != "before" and placer.known_profile is None
+            if self.step.repeats and not on_cpu and waits:
                 planned = untuned_plan
             return self._noted(self.step.plan(placer, workload, planned)), False
         if on_cpu:

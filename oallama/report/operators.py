@@ -133,10 +133,13 @@ def order_text(report: AffinityReport) -> str:
     """How the ranking relates to the placement in the report."""
     if report.plan.policy == "oato":
         return "Operators go to the device by rank, while they gain and fit."
+    policy = printable(report.plan.policy)
+    if not report.plan.n_on("split"):
+        return f"The ranking is OATO's. Policy {policy} places whole operators in an order of its own."
     return (
         "The ranking is OATO's: whole operators go to the device by rank, and each figure assumes OATO's placement of "
-        f"the neighbours. Policy {printable(report.plan.policy)} also splits operators. A byte then saves a different "
-        "time, so the first operators may be on the CPU."
+        f"the neighbours. Policy {policy} also splits operators. A byte then saves a different time, so the first "
+        "operators may be on the CPU."
     )
 
 
