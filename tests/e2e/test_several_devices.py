@@ -294,6 +294,7 @@ def test_stock_on_one_card_alone_that_wins_is_loaded_there(models: Path) -> None
         assert llama.device == "Emulated0"
 
 
+@pytest.mark.thorough  # half a minute; stock on one card alone is tested below
 def test_stocks_placement_over_all_cards_is_a_plan_where_it_is_the_fastest(models: Path) -> None:
     race = replace(racing(SLOWER), stock=lambda name: 2.0 if "--device" in name else 1.0)
     _, found, made = raced(race, models)
