@@ -148,8 +148,8 @@ def _seconds(found: tuple[Policy, VerifiedPlan]) -> float:
 
 
 def policies_of_auto(problem: Problem) -> tuple[Policy, ...]:
-    """The policies of which `auto` takes the fastest: whole operators, whole layers, the CPU, and the policy with the
-    most choices."""
+    """Return the policies among which `auto` chooses the fastest: whole operators, whole layers, the CPU, and the one
+    with the most choices."""
     most = scheinfer if hot_fault(problem) else experts
     return (cpu, most) if problem.slices_only else (oato, whole_layers, cpu, most)
 
@@ -191,7 +191,4 @@ def seconds_in(problem: Problem, decision: VerifiedPlan, n_ubatch: int, phase: P
     for device, (part, own) in sliced_parts(problem, placement).items():
         if own.token_assignment:
             splits[device] = slicer_of(part, workload, own).with_n_g(own).device_splits[0]
-    first, *others = splits
-    table = first.settings.token_assignment
-    placement = replace(placement, token_assignment=table, behind_first=tuple(others))
-    return price(problem, workload, placement).over(phase)
+    return price(problem, workload, placement.with_splits(splits)).over(phase)

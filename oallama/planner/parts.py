@@ -40,19 +40,10 @@ def problem_in(problem: Problem, device: int, window: Window) -> Problem:
 def placement_in(problem: Problem, placement: Placement, device: int, window: Window) -> Placement:
     """Return the part of a placement over several devices that is in these layers of one, for problem_in."""
     first, behind = problem.graph.operators_of(window)
-    beside = placement.device_splits[device]
     return replace(
-        placement,
+        placement.with_splits([placement.device_splits[device]]),
         assignments=placement.assignments[first:behind],
         first_device_layer=max(0, placement.first_device_layer - window[0]),
-        gg_bytes=beside.gg_bytes,
-        hot_bytes=beside.hot_bytes,
-        staging_bytes=beside.staging_bytes,
-        twice_bytes=beside.twice_bytes,
-        streaming=beside.settings.streaming,
-        token_assignment=beside.settings.token_assignment,
-        residents=beside.settings.residents,
-        behind_first=(),
         device_layers=(),
     )
 

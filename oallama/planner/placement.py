@@ -71,7 +71,7 @@ ON_HOST, ON_DEVICE = Assignment(Cut(1, 0, 0)), Assignment(Cut(0, 0, 1))
 
 @dataclass(frozen=True, slots=True)
 class DeviceSplits:
-    """What the split back end needs beside one of several devices, as Placement has it of the first."""
+    """Bytes and settings of the split back end beside one device."""
 
     gg_bytes: int = 0
     hot_bytes: int = 0
@@ -83,6 +83,11 @@ class DeviceSplits:
     def held_bytes(self) -> int:
         """Bytes of weights that the split back end has on the device."""
         return self.gg_bytes + self.hot_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the device that the split back end has: weights, activations and the ring."""
+        return self.held_bytes + self.staging_bytes
 
     @property
     def is_sliced(self) -> bool:
@@ -129,18 +134,33 @@ class Placement:
 
     @property
     def split_settings(self) -> tuple[SplitSettings, ...]:
-        """Of each device."""
+        """Settings of the split back end for each device."""
         first = SplitSettings(self.token_assignment, self.streaming, self.residents)
         return (first, *(beside.settings for beside in self.behind_first))
 
     @property
     def device_splits(self) -> tuple[DeviceSplits, ...]:
-        """What the split back end needs beside each device."""
+        """Bytes and settings of the split back end for each device."""
         first = DeviceSplits(
             self.gg_bytes, self.hot_bytes, self.staging_bytes, self.twice_bytes, self.split_settings[0]
         )
         n_others = len(self.device_layers) - 1
         return (first, *self.behind_first, *(DeviceSplits() for _ in range(n_others - len(self.behind_first))))
+
+    def with_splits(self, splits: Sequence[DeviceSplits]) -> Placement:
+        """The placement with other bytes and settings of the split back end. splits: as device_splits gives them."""
+        first, *others = splits
+        return replace(
+            self,
+            gg_bytes=first.gg_bytes,
+            hot_bytes=first.hot_bytes,
+            staging_bytes=first.staging_bytes,
+            twice_bytes=first.twice_bytes,
+            streaming=first.settings.streaming,
+            token_assignment=first.settings.token_assignment,
+            residents=first.settings.residents,
+            behind_first=tuple(others),
+        )
 
     @property
     def held_bytes(self) -> int:
@@ -305,26 +325,15 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> P
             hot_bytes(operator, row) for operator, row in zip(operators, rows, strict=True) if row.device == device
         )
 
-    staging = [memory.staging for memory in plan.memory.devices or (plan.memory,)]
     layers = plan.device_layers(operators, n_layer)
-    behind_first = tuple(
+    staging = [memory.staging for memory in plan.memory.devices or (plan.memory,)]
+    staging += [0] * (len(layers) - len(staging))
+    splits = [
         DeviceSplits(gg_bytes(number), hot_bytes_of(number), n_bytes, 0, settings_of(plan.split_settings, number))
-        for number, n_bytes in enumerate((*staging, *(0 for _ in layers[len(staging) :])))
-        if number
-    )
-    return Placement(
-        assignments,
-        n_layer + 1 - plan.n_gpu_layers,
-        gg_bytes=gg_bytes(0),
-        hot_bytes=hot_bytes_of(0),
-        device_layers=layers,
-        staging_bytes=staging[0],
-        streaming=plan.streaming,
-        token_assignment=plan.token_assignment,
-        residents=plan.residents,
-        behind_first=behind_first,
-        stock=plan.stock,
-    )
+        for number, n_bytes in enumerate(staging)
+    ]
+    first_device_layer = n_layer + 1 - plan.n_gpu_layers
+    return Placement(assignments, first_device_layer, device_layers=layers, stock=plan.stock).with_splits(splits)
 
 
 def unmeasured_cpu_record(

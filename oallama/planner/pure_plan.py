@@ -88,7 +88,7 @@ def problem_over(devices: Sequence[Problem], host: LoadBytes) -> Problem:
     def no_alloc_load(workload: Workload, placement: Placement) -> LoadBytes:
         if not placement.device_layers:
             return first.no_alloc_load(workload, placement)
-        slices = [own.held_bytes + own.staging_bytes for own in placement.device_splits]  # which no load counts
+        slices = [own.device_bytes for own in placement.device_splits]  # which no load counts
         each = tuple(
             LoadBytes(n_bytes - other, 0, host.kv * n_blocks // first.graph.n_layer, host.compute, device.vram or 0)
             for device, (n_blocks, n_bytes), other in zip(devices, on_each(first, placement), slices, strict=True)

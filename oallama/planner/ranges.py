@@ -145,32 +145,21 @@ class WholeRanges:
         seconds, behind = self._ranges.behind(parts[-1].device, border)
         counts, n_devices = list(behind), len(self._devices)
         splits = [DeviceSplits() for _ in range(n_devices)]
-        first = parts[0].placement
         for part, before in zip(parts, (None, *parts), strict=False):
             seconds += part.placement.seconds
-            seconds += (
-                0.0 if before is None else entry_seconds(self._devices[part.device], before.device, part.window[0])
-            )
+            if before is not None:
+                seconds += entry_seconds(self._devices[part.device], before.device, part.window[0])
             counts[part.device] = part.window[1] - part.window[0] - part.placement.first_device_layer
             splits[part.device] = part.placement.device_splits[0]
         own = tuple(assignment for part in parts for assignment in part.placement.assignments)
         there = self._there(border, behind)
-        settings = splits[0].settings
         return Placement(
             (*own, *whole_assignments(there[len(own) :])),
-            first.first_device_layer,
+            parts[0].placement.first_device_layer,
             seconds,
-            gg_bytes=splits[0].gg_bytes,
-            hot_bytes=splits[0].hot_bytes,
-            staging_bytes=splits[0].staging_bytes,
-            twice_bytes=splits[0].twice_bytes,
-            streaming=settings.streaming,
-            token_assignment=settings.token_assignment,
-            residents=settings.residents,
-            behind_first=tuple(splits[1:]),
             device_layers=tuple(counts),
             notes=tuple(dict.fromkeys(note for part in parts for note in part.placement.notes)),
-        )
+        ).with_splits(splits)
 
     def _budget(self, device: int, begin: int, end: int) -> int:
         return self._budgets[device](min(end, self._n_layer) - begin)

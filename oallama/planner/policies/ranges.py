@@ -108,7 +108,7 @@ def on_each(problem: Problem, placement: Placement) -> list[tuple[int, int]]:
         on_device = zip(problem.operators[first:last], placement.on_device[first:last], strict=True)
         n_blocks = max(0, min(begin + n_layers, graph.n_layer) - begin)
         own = sum(operator.bytes for operator, here in on_device if here)
-        found.append((n_blocks, own + beside.held_bytes + beside.staging_bytes))
+        found.append((n_blocks, own + beside.device_bytes))
     return found
 
 
