@@ -119,13 +119,16 @@ class PlacementOptions:
         nothing was measured yet)."""
         workload = self.step.workload(workload)
         placer.drafter = self.step.drafter(placer)
-        tuned = self.gate and self.policy.is_auto and (not self.step.drafts or self.step.is_tuned(placer))
+        gated = self.gate and self.policy.is_auto
+        tuned = gated and (not self.step.drafts or self.step.is_tuned(placer))
         on_cpu = self.policy.keeps_to_cpu(placer)
         if self.step.drafts and not tuned:
             planned = cpu_plan if on_cpu and placer.drafter is None else self.policy.plan
-            waits = self.gate and self.policy.is_auto and self.tune != "before" and placer.known_profile is None
-            if self.step.repeats and not on_cpu and waits:
-                planned = untuned_plan
+            waits = gated and self.step.repeats and not on_cpu and self.tune != "before"
+            if waits and placer.known_profile is None:
+                from oallama.autotune.run import stock_at_once
+
+                planned = stock_at_once
             return self._noted(self.step.plan(placer, workload, planned)), False
         if on_cpu:
             return cpu_plan(placer, workload), False
@@ -152,13 +155,6 @@ class PlacementOptions:
 def cpu_plan(placer: Placer, workload: Workload) -> Plan:
     """The plan of the CPU alone, for which nothing is measured."""
     return placer.plan("cpu", workload=workload, measure=False)
-
-
-def untuned_plan(placer: Placer, workload: Workload) -> Plan:
-    """Stock llama.cpp's own placement, for which nothing is measured."""
-    from oallama.autotune.run import stock_at_once
-
-    return stock_at_once(placer, workload)
 
 
 def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorator] = ()) -> Decorator:

@@ -99,13 +99,8 @@ def command(
     with busy("planning"):
         planned = plan_answer(asked, answers, None if model is None else model_file(model), text, n_gen)
     placer, plan = planned.placer, planned.plan
-    from oallama.report.expected import fits_nothing, fits_text
-
     shows = not as_json and is_terminal(sys.stderr)
-    if shows:
-        log(f"oallama: {expected(placer, plan)}")
-    elif fits_nothing(plan):  # in a pipe, too: the device was asked for, and the CPU answers
-        log(f"note: {fits_text(plan, placer.operators, placer.model.n_layer)}")
+    tell_plan(placer, plan, shows)
     drawn = {"stop": answers.sampling.stop, **asdict(sampling)}
     with loaded(placer, plan, asked, answers, chats=planned.prompt.chats, once=True) as engine:
         if as_json:
@@ -122,6 +117,16 @@ def command(
             tune_after(placer, planned.workload)
         elif shows:
             log(f"oallama: {tuning_gain(placer, planned.workload, plan)}")
+
+
+def tell_plan(placer: Placer, plan: Plan, shows: bool) -> None:
+    """Say what is expected of the plan; in a pipe only that nothing fits the device. shows: whether somebody reads."""
+    from oallama.report.expected import fits_nothing, fits_text
+
+    if shows:
+        log(f"oallama: {expected(placer, plan)}")
+    elif fits_nothing(plan):  # the device was asked for, and the CPU answers
+        log(f"note: {fits_text(plan, placer.operators, placer.model.n_layer)}")
 
 
 @dataclass(frozen=True, slots=True)

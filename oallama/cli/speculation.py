@@ -44,7 +44,12 @@ class StepOptions:
     @property
     def repeats(self) -> bool:
         """Whether drafts are of text that repeats, for one request. Such plans are not tuned."""
-        return self.spec == "ngram" and (self.expected or 1) == self.slots == 1
+        return self.spec == "ngram" and self._is_of_one
+
+    @property
+    def _is_of_one(self) -> bool:
+        """Whether one request at a time is expected."""
+        return (self.expected or 1) == self.slots == 1
 
     @property
     def _model(self) -> str | None:
@@ -72,7 +77,7 @@ class StepOptions:
 
     def is_tuned(self, placer: Placer) -> bool:
         """Whether tuning measures plans with these drafts: by a model, for one request."""
-        return placer.drafter is not None and placer.has_device and (self.expected or 1) == self.slots == 1
+        return placer.drafter is not None and placer.has_device and self._is_of_one
 
     def tell_waiting(self, placer: Placer, plan: Plan) -> None:
         """Say that drafts are made once tuning has found them to pay. plan: the one in use until then. Raises
