@@ -21,7 +21,7 @@ from oallama.planner.decide import larger_ubatches
 from oallama.planner.policies.registry import Request
 from oallama.planner.policies.stock import FIT, MOST_PROMISING, STOCK_MODES
 from oallama.run.setup import only_splits
-from oallama.run.stock import StockPlacement, expected_places
+from oallama.run.stock import StockPlacement, effect_of
 from oallama.tuned.classes import WorkloadClass, classes_in
 from oallama.tuned.result import LATE, MOST_TESTS, ABTest, ClassResult, StockTry
 
@@ -207,9 +207,8 @@ class Candidates:
 
     def _does(self, candidate: StockCandidate) -> Hashable:
         """Equal for equivalent options."""
-        placement, options = candidate.placement, candidate.placement.options
-        places = expected_places(self._placer.operators, self._placer.model.n_layer, placement)
-        return candidate.device, tuple(places.items()), options.no_host, options.moe_cache_bytes, placement.n_ubatch
+        placer = self._placer
+        return candidate.device, effect_of(placer.operators, placer.model.n_layer, candidate.placement)
 
 
 def _with_ubatch(workload: Workload, plan: Plan) -> Workload:

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from oallama.bench.ab import ProgressCallback, quiet
@@ -31,7 +32,7 @@ from oallama.planner.policies.registry import Rules
 from oallama.planner.policies.stock import FIT, STOCK_MODES
 from oallama.profile.acceptance import PUBLISHED
 from oallama.run.fit import fit_under
-from oallama.run.stock import StockPlacement
+from oallama.run.stock import StockPlacement, effect_of
 
 STOCK_CPU, STOCK_FIT, STOCK_NO_HOST, STOCK_BEST = "stock-cpu", "stock-fit", "stock-no-host", "stock-best"
 STOCK_NGL, STOCK_NCMOE, STOCK_MOE_CACHE = "stock-ngl", "stock-ncmoe", "stock-moe-cache"
@@ -260,8 +261,9 @@ class ArmMaker:
             specs, modes = [self._fit(STOCK_FIT)], [mode for mode in STOCK_MODES if mode != FIT]
             n_ubatches = larger_ubatches(self.workload, self.placer.options)
         found = promising_stock(self.placer, self.workload, modes, n_ubatches)
-        known = {spec.stock.flags for spec in specs if spec.stock is not None}  # --fit may have chosen one of these
-        specs += [ArmSpec(name, self.setting, placement) for placement, _ in found if placement.flags not in known]
+        effect = partial(effect_of, self.placer.operators, self.placer.model.n_layer)
+        known = {effect(spec.stock) for spec in specs if spec.stock is not None}  # --fit may have chosen one of these
+        specs += [ArmSpec(name, self.setting, placement) for placement, _ in found if effect(placement) not in known]
         if not specs:
             cap = self.setting.cap.device_bytes or 0
             raise DoesNotFit(cap + 1, cap, self.setting.load.device, f"arm {name}")

@@ -6,7 +6,7 @@ Where options put an operator is what a user *says*; what llama.cpp *did* is rea
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -103,6 +103,12 @@ def expected_places(operators: Sequence[Operator], n_layer: int, placement: Stoc
         return "host" if host else "device"
 
     return {operator.name: place(operator) for operator in operators}
+
+
+def effect_of(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> Hashable:
+    """Return what is equal for options that have the same effect, however they are written."""
+    options, places = placement.options, expected_places(operators, n_layer, placement)
+    return tuple(places.items()), placement.device_layers, options.no_host, options.moe_cache_bytes, placement.n_ubatch
 
 
 def operator_bytes_on_device(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> int:
