@@ -200,10 +200,9 @@ class BlockType:
         """The type that prices a sliced block's own tasks: of its context only where its inputs are counts."""
         return replace(self, context=BlockContext(resident=self.context.resident))
 
-    @cached_property
-    def outside_run(self) -> BlockType:
-        """Where the block before it is not in the split back end."""
-        return replace(self, block=replace(self.block, in_run=False))
+    def in_run(self, together: bool) -> BlockType:
+        """The same type. together: whether it is computed in one run with the block before it."""
+        return replace(self, block=replace(self.block, in_run=together))
 
     @cached_property
     def all_host(self) -> Cut:

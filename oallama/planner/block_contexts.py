@@ -227,12 +227,12 @@ def _biased_ffns(operators: Sequence[Operator], splittable: Sequence[bool]) -> d
 
 
 def _alike(cuts: Sequence[Hashable]) -> tuple[int, ...]:
-    """For each the number of the first one that is equal: few patterns of many cuts."""
+    """Return for each cut the index of the first equal one: many cuts have few such patterns."""
     return tuple(map(cuts.index, cuts))
 
 
 def _in_run(types: Types) -> Types:
-    return tuple(replace(cost, block=replace(cost.block, in_run=True)) for cost in types)
+    return tuple(cost.in_run(True) for cost in types)
 
 
 def _cuts_of(placement: Placement) -> Sequence[Hashable]:
