@@ -12,7 +12,7 @@
 
 namespace oallama {
 
-// Between which small copies a device may be sent weights.
+// When weights may be sent to a device: between its small copies.
 struct Turns {
     SmallCopies small_copies;         // to the device
     Phase *     last_phase = nullptr; // that ended, until the next one is launched

@@ -17,9 +17,8 @@
 //
 //     oallama-plan 1                  first line: format and version
 //     model 9f2c…                     fingerprint of the GGUF, for the reader
-//     device RPC0                     ggml device; needed where any CG or GG > 0. Another one begins what is beside
-//     that:
-//                                     its settings, and the tensors of the layers that it has
+//     device RPC0                     ggml device; needed where any CG or GG > 0. Each further device line begins
+//                                     the settings of that device, and the tensors of its layers
 //     staging 22151168                bytes of the device to leave for activations and the ring; default 0
 //     slots 2                         of the ring that CG is copied to, 1 to 64, each as large as what it holds;
 //                                     default 2
@@ -158,7 +157,7 @@ typedef struct oallama_memory {
 
 int oallama_get_memory(oallama_memory * memory);
 
-// What of device_compute is on one device, by ggml's name of it.
+// Bytes of device_compute that are on one device. device: its name in ggml.
 int oallama_get_device_compute(const char * device, int64_t * bytes);
 
 typedef struct oallama_stats {

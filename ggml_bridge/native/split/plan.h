@@ -71,7 +71,7 @@ enum class ExchangeMode {
     eager, // whatever the link has to do
 };
 
-// What a plan says of one of its devices.
+// Settings of a plan for one of its devices.
 struct DeviceSpec {
     std::string             name; // empty: no CG and GG anywhere
     StreamSpec              stream;

@@ -21,6 +21,8 @@ namespace {
 // Most programs that a context keeps: those of 32 layers with three blocks each at thirty batch sizes, some 16 MiB.
 constexpr size_t max_programs = 3000;
 
+constexpr int64_t n_remembered = 4; // the last times weigh as much as the ones before together
+
 } // namespace
 
 // A sub-graph has a program for each slot that its first streamed block comes to lie in, such as both of two where an
@@ -249,12 +251,6 @@ void SplitBackend::bind(const Program & program, const ggml_cgraph * graph) {
     }
 }
 
-namespace {
-
-constexpr int64_t asked_each = 4; // as many sums as note_device weighs together
-
-} // namespace
-
 ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
     bind(program, graph);
     side_     = side_of(program.device);
@@ -293,7 +289,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
         if (program.resident && status == GGML_STATUS_SUCCESS) {
             // rows that come together on the host before they are sent up; or the device's time is to be known anew,
             // which each time costs a wait before the host's sum can be sent
-            const bool asks = side_->exchange() != nullptr && !phase.sums.empty() && phase.n_sums++ % asked_each == 0;
+            const bool asks = side_->exchange() != nullptr && !phase.sums.empty() && phase.n_sums++ % n_remembered == 0;
             if (!phase.downloads.empty() || asks) {
                 side_->synchronize();
                 const int64_t ns = watch.lap(stats().wait_ns);
@@ -420,8 +416,6 @@ void SplitBackend::start_packed(Program & program, const Phase & phase) {
 }
 
 namespace {
-
-constexpr double n_remembered = 4; // the last times weigh as much as the ones before together
 
 // The largest power of two that is no larger.
 int64_t power_below(int64_t n) {

@@ -78,8 +78,7 @@ class SplitBackend {
     int64_t                                  n_tokens_ = 0; // of the program that runs, or ran last
     std::vector<int32_t>                     experts_;
     std::vector<RoutedBatch>                 batches_; // of the phase at hand
-    std::map<int64_t, double>                row_s_;   // seconds of a routed row on the host, by tokens of a batch
-                                                       // (power of two)
+    std::map<int64_t, double>                row_s_;   // of a routed row on the host, by tokens (a power of two)
 
     // Programs that were prepared, to be used again. A server computes batches of ever new sizes, and each needs a
     // program for each block: all are dropped where one more would be too much.
