@@ -407,8 +407,8 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True)
 class SplitSettings:
-    """What the split back end does beside one device: n_g by batch size, how it streams (None: nothing was said of it),
-    and whether split blocks live on the device where their neighbours are there."""
+    """Settings of the split back end beside one device. token_assignment: n_g by batch size; streaming: None where
+    nothing was set; residents: whether split blocks live on the device where their neighbours are there."""
 
     token_assignment: tuple[tuple[Count, Count], ...] = ()
     streaming: Annotated[StreamSettings | None, Mark.OMIT_DEFAULT] = None
@@ -416,7 +416,7 @@ class SplitSettings:
 
 
 def settings_of(settings: Sequence[SplitSettings], device: int) -> SplitSettings:
-    """Those of one of several devices; of those at the end nothing may be said."""
+    """Return the settings of one device; the defaults where the list ends before it."""
     return settings[device] if device < len(settings) else SplitSettings()
 
 

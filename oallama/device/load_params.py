@@ -27,12 +27,12 @@ class LoadSettings:
     host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, a device's name for
     those that --fit puts there, SPLIT_LAYOUT for those of the split backend (plan/patterns.py). split_texts: those
     weights by device, for a load without their plan (plan/plugin_text.py). n_threads 0: one per physical core.
-    no_repack: weights that no pattern is for stay plain, as
-    --no-repack has it. n_outputs: tokens of a batch whose logits are wanted at once, for which llama.cpp reserves
-    memory; 0: all. n_slots: requests at once. n_drafts: that the model's own last block (MTP) makes for each, in a
-    second context; 0: that block is not loaded. stock: of stock llama.cpp's own configuration, which is told of the
-    device even where no layer goes there, as its programs do: large batches are computed there. device_layers: of
-    several devices how many of the n_gpu_layers each has, in their order; (): the one device has all.
+    no_repack: weights that no pattern is for stay plain, as --no-repack has it. n_outputs: tokens of a batch whose
+    logits are wanted at once, for which llama.cpp reserves memory; 0: all. n_slots: requests at once. n_drafts: that
+    the model's own last block (MTP) makes for each, in a second context; 0: that block is not loaded. stock: of stock
+    llama.cpp's own configuration, which is told of the device even where no layer goes there, as its programs do: large
+    batches are computed there. device_layers: of several devices how many of the n_gpu_layers each has, in their order;
+    (): the one device has all.
     """
 
     path: str

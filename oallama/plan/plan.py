@@ -110,7 +110,7 @@ class Plan:
 
     @property
     def split_settings(self) -> tuple[SplitSettings, ...]:
-        """Of each device."""
+        """Settings of the split back end for each device."""
         return (SplitSettings(self.token_assignment, self.streaming, self.residents), *self.behind_first)
 
     @property

@@ -91,8 +91,8 @@ def serve(
 
 
 class _Shown:
-    """What the placement page shows: the wanted placement, or the one on the CPU once the device is lost, each with the
-    folder of the plug-in's reports."""
+    """Makes the placement page of the placement in use: the wanted one, or the one on the CPU once the device is lost.
+    wanted, on_cpu: each with the folder of the plug-in's reports."""
 
     def __init__(
         self, supervisor: Supervisor, wanted: tuple[Served, Path], on_cpu: tuple[Served, Path], address: Address

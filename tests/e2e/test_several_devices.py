@@ -189,9 +189,10 @@ BORDER = 3
 
 
 def beside_each(path: Path, share: Share, on_host: Where = nothing, bare: bool = False, **fields: Any) -> Forced:
-    """A plan that splits operators beside the device of their layer, of which the first has those before BORDER, and
-    has all others there but those that are left on the host. bare: the first device has slices alone, of which it is
-    enough that there are bytes. n_g: tokens of 64 that the device computes, of either. hot: experts that it has."""
+    """Make a plan that splits operators beside the device of their layer: the first device has the layers before
+    BORDER, the second those behind. Whole operators are there, too, unless they are left on the host. bare: the first
+    device has slices alone; any bytes of them will do. n_g: tokens of 64 that each device computes. hot: its
+    experts."""
     n_layer, hot, n_g = Placer.load(path, **OPTIONS).model.n_layer, fields.get("hot", ()), fields.pop("n_g", 0)
     table = ((32, 0), (64, n_g)) if n_g else ()
 
