@@ -25,7 +25,7 @@ from oallama.core.types import DecodeStep, Draft
 from oallama.placer import Placer
 from oallama.placer.stock import stock_plan
 from oallama.plan.plan import Plan
-from oallama.run.address import free_address
+from oallama.run.address import reserved_address
 from oallama.run.client import Client, Gone, Refused
 from oallama.run.plugin_report import ask_report, punctuality
 from oallama.run.process import ServerProcess, wait_until
@@ -91,7 +91,7 @@ class ServerArm:
         placer, n_parallel = self._arms.placer, self._arms.n_parallel
         plan = self._arms.plan(self.spec)
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="oallama-bench-")))
-        self._address = free_address("127.0.0.1", 0, None)
+        self._address = self._stack.enter_context(reserved_address("127.0.0.1", 0, None))
         self._client = Client(self._address)
         drawn = _drawn(plan.draft, self._arms.accepted)
         settings = ServerSettings(

@@ -123,14 +123,15 @@ def command(
     asked = asked.expecting(server.n_parallel)
     from oallama.cli.served import PlacementRequest, served_model
     from oallama.report.placement import request_tokens
-    from oallama.run.address import free_address
+    from oallama.run.address import reserved_address
     from oallama.run.program import ServerSettings, find_program
     from oallama.serve.server import Placements, serve
 
     with contextlib.ExitStack() as stack:
-        address = free_address(server.host, server.port, server.api_key)
+        address = stack.enter_context(reserved_address(server.host, server.port, server.api_key))
         if server.placement_port:
-            free_address("127.0.0.1", server.placement_port, None, "--placement-port")
+            with reserved_address("127.0.0.1", server.placement_port, None, "--placement-port"):
+                pass
         found = find_program(server.program)
         with busy("planning"):
             served = stack.enter_context(

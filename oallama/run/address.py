@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -59,9 +60,11 @@ class Address:
             connection.close()
 
 
-def free_address(host: str, port: int, api_key: str | None, option: str = "--port") -> Address:
-    """Choose the address to listen on; port 0: any free port. option: the option that sets the port. Raises UsageError
-    for an open address without a key, or one of another machine; DeviceError if it is in use."""
+@contextlib.contextmanager
+def reserved_address(host: str, port: int, api_key: str | None, option: str = "--port") -> Iterator[Address]:
+    """Choose the address that a program will listen on, and keep other programs from it meanwhile; port 0: any free
+    port. The program sets SO_REUSEADDR, as servers do. option: the option that sets the port. Raises UsageError for an
+    open address without a key, or one of another machine; DeviceError if it is in use."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError):
@@ -72,12 +75,13 @@ def free_address(host: str, port: int, api_key: str | None, option: str = "--por
         )
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # a port of choice may have closed connections; any free port is not one that is reserved like this one
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port != 0)
             sock.bind(address)
-            sock.listen()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)  # the program may bind while we do not listen
         except OSError as error:
             raise DeviceError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {option}") from None
-        return Address(str(address[0]), int(sock.getsockname()[1]), api_key)
+        yield Address(str(address[0]), int(sock.getsockname()[1]), api_key)
 
 
 def listens(pid: int, port: int) -> bool:

@@ -28,7 +28,7 @@ from oallama.plan.export import stock_device
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.profile.acceptance import Acceptance, acceptance_in
-from oallama.run.address import Address, free_address
+from oallama.run.address import Address, reserved_address
 from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END, Generation, Stream, checked_stops, generation_of
 from oallama.run.client import Client, Gone, Refused
 from oallama.run.held import EngineMemory, LoadNeeds, compare_memory, spill_warning
@@ -91,7 +91,7 @@ class Engine:
         self._keeper, self._is_closed = keeper or Keeper(), False
         try:
             self._folder = self._keeper.enter(lambda: temporary_folder(FOLDER, parent_for_server()))
-            self._address = free_address("127.0.0.1", 0, secrets.token_urlsafe())
+            self._address = self._keeper.enter(lambda: reserved_address("127.0.0.1", 0, secrets.token_urlsafe()))
             self._client = Client(self._address)
             check_unchanged(model.files)
             self._child = _Child(self._keeper, launch(self._address, self._folder), model.path)

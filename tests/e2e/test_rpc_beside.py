@@ -23,7 +23,7 @@ from oallama.core.units import KIB, MIB
 from oallama.placer import Given, Placer
 from oallama.plan.plan import Plan
 from oallama.report.placement import Served
-from oallama.run.address import free_address
+from oallama.run.address import Address
 from oallama.run.program import ServerSettings
 
 LATENCY_S, BYTES_PER_S = 5e-3, 25e6  # far from the loopback's own
@@ -89,7 +89,7 @@ def test_a_plan_gives_it_whole_layers_behind_the_cards_and_serve_goes_on_without
         str(path), asked, ProjectorOptions(None, None), 64, 64, 0, count_experts=False, embeds=False
     )
     model = ServedModel(request, placer, Served(placer.model, placer.operators, plan, "as asked"), None, None)
-    settings = ServerSettings(free_address("127.0.0.1", 0, None), 1, 1, None, "large", None)
+    settings = ServerSettings(Address("127.0.0.1", 8080), 1, 1, None, "large", None)
     program = Path("llama-server")
     wanted = model.launch(model.wanted, tmp_path, program, settings)
     assert f"--rpc {endpoint} --device Emulated0,RPC0" in " ".join(wanted.command)

@@ -21,7 +21,7 @@ from ggml_bridge.library import library_folder, soname
 from oallama.cli.serve import parse_key
 from oallama.core.errors import BridgeError, DeviceError, UsageError
 from oallama.report.placement import start_html
-from oallama.run.address import Address, free_address, host_name, is_local
+from oallama.run.address import Address, host_name, is_local, reserved_address
 from oallama.run.program import (
     PAGE_FOLDER,
     ServerSettings,
@@ -228,17 +228,24 @@ def test_only_names_of_this_machine_are_local(host, local):
 
 def test_a_port_that_is_free_is_chosen_and_an_address_that_others_reach_needs_a_key():
     for host in ("0.0.0.0", "::"):
-        with pytest.raises(UsageError, match="--api-key"):
-            free_address(host, 0, None)
-        assert free_address(host, 0, "k").url.startswith(("http://127.0.0.1:", "http://[::1]:"))
-    chosen = free_address("localhost", 0, None)
-    assert is_local(chosen.host) and chosen.port > 0
-    assert not chosen.is_healthy(os.getpid(), 1.0), "nobody answers"
-    taken = rf"127.0.0.1:{chosen.port}.*--port"
-    with socket.create_server(("127.0.0.1", chosen.port)), pytest.raises(DeviceError, match=taken):
-        free_address("127.0.0.1", chosen.port, None)
-    with pytest.raises(UsageError, match="is not an address"):
-        free_address("no.such.host.invalid", 0, None)
+        with pytest.raises(UsageError, match="--api-key"), reserved_address(host, 0, None):
+            pass
+        with reserved_address(host, 0, "k") as chosen:
+            assert chosen.url.startswith(("http://127.0.0.1:", "http://[::1]:"))
+    with reserved_address("localhost", 0, None) as chosen:
+        assert is_local(chosen.host) and chosen.port > 0
+        assert not chosen.is_healthy(os.getpid(), 1.0), "nobody answers"
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind((chosen.host, chosen.port))
+        taken = rf"127.0.0.1:{chosen.port}.*--port"
+        with (
+            socket.create_server((chosen.host, chosen.port)),  # as llama-server may
+            pytest.raises(DeviceError, match=taken),
+            reserved_address("127.0.0.1", chosen.port, None),
+        ):
+            pass
+    with pytest.raises(UsageError, match="is not an address"), reserved_address("no.such.host.invalid", 0, None):
+        pass
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Keeping llama-server running, tried on a stand-in: started, watched, started again, ended with us."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ import pytest
 from processes import PATIENCE_S, alive, until
 
 from oallama.core.errors import DeviceError
-from oallama.run.address import free_address
+from oallama.run.address import reserved_address
 from oallama.run.process import Launch, last_words
 from oallama.serve.supervisor import Patience, Supervisor
 
@@ -24,8 +25,8 @@ class Kept:
     """The stand-in at a port of its own, which takes orders, and its supervisor in a thread. said: to the user. logged:
     by the program. looks: whether it was healthy. lost: why the device is known to be lost. error: what ended it."""
 
-    def __init__(self, folder, device="none", address=None, orders="", instead="none", **patience):
-        self.address = address or free_address("127.0.0.1", 0, None)
+    def __init__(self, folder, address, device="none", orders="", instead="none", **patience):
+        self.address = address
         self.orders = folder / "orders"
         self.order(orders)
         self.said, self.logged, self.looks, self.lost, self.error = [], [], [], [], None
@@ -74,12 +75,19 @@ class Kept:
 
 
 @pytest.fixture
-def keep(tmp_path):
+def reserve():
+    """Addresses on this machine that are free, kept from other programs."""
+    with contextlib.ExitStack() as stack:
+        yield lambda key=None: stack.enter_context(reserved_address("127.0.0.1", 0, key))
+
+
+@pytest.fixture
+def keep(tmp_path, reserve):
     """Supervisors of stand-ins, started and ready, and ended behind the test."""
     made = []
 
-    def keep(ready=True, **options):
-        made.append(Kept(tmp_path, **options))
+    def keep(ready=True, address=None, **options):
+        made.append(Kept(tmp_path, address or reserve(), **options))
         made[-1].thread.start()
         if ready:
             made[-1].until_ready()
@@ -108,7 +116,7 @@ def test_another_program_at_the_port_is_not_taken_for_it(keep):
     assert isinstance(error, DeviceError) and "Address already in use" in str(error)
 
 
-def test_what_answers_at_its_port_while_it_does_not_listen_is_told_no_key_and_not_believed(keep):
+def test_what_answers_at_its_port_while_it_does_not_listen_is_told_no_key_and_not_believed(keep, reserve):
     """A stranger's program has the port for as long as llama-server has not bound it, and answers as one would."""
     heard = []
 
@@ -118,7 +126,7 @@ def test_what_answers_at_its_port_while_it_does_not_listen_is_told_no_key_and_no
             self.send_response(200)
             self.end_headers()
 
-    chosen = free_address("127.0.0.1", 0, "s3cret")
+    chosen = reserve("s3cret")
     with HTTPServer((chosen.host, chosen.port), Stranger) as stranger:
         threading.Thread(target=stranger.serve_forever, args=(0.02,), daemon=True).start()
         kept = keep(ready=False, address=chosen, orders="deaf")
