@@ -29,7 +29,7 @@ from oallama.cli.options import (
     threads_option,
     vram_fill_option,
 )
-from oallama.cli.output import busy, deliver, each_awaited, emit, emit_json
+from oallama.cli.output import busy, deliver, each_awaited, emit, emit_json, log
 from oallama.cli.policy import PolicyName
 from oallama.cli.speculation import parallel_option
 from oallama.core.errors import UsageError
@@ -140,8 +140,9 @@ def command(
 
     \f
     Known by name: NAMES. All their matrices are Q4_0 (gpt-oss: MXFP4), or of the type after a colon. Each card is
-    combined with this machine's CPU, which is measured (`oallama profile`), or with a CPU described by --cores and
-    --ram-speed. The cards' times follow from published runs of llama.cpp, so all figures are predictions.
+    combined with this machine's CPU, or with one described by --cores and --ram-speed. This machine's is timed for some
+    seconds, once; after `oallama profile MODEL` each matrix has its measured time. The cards' times follow from
+    published runs of llama.cpp, so all figures are predictions.
     """
     if profile is not None and (cores is not None or ram_speed is not None):
         raise UsageError("--profile has a CPU's times and cannot be combined with --cores or --ram-speed")
@@ -151,7 +152,8 @@ def command(
         chosen = tuple(tuple(replace(card, memory_bytes=memory_bytes) for card in cards) for cards in chosen)
     from oallama.model.memory import NoAllocLoader
 
-    with NoAllocLoader() as no_alloc_loader:  # it loads llama.cpp while the rest is imported and the model is read
+    # it loads llama.cpp while the rest is imported and the model is read, but not while the CPU is timed
+    with NoAllocLoader(at_once=host is not None) as no_alloc_loader:
         from oallama.placer.described import alone_and_beside
         from oallama.report.what_if import what_if_chart, what_if_document, what_if_foot, what_if_head, what_if_line
 
@@ -179,13 +181,18 @@ def command(
 def placer_on(
     host: Host | None, model: str, options: Options, profile: str | None, no_alloc_loader: NoAllocLoader
 ) -> Placer:
-    """The model on a described CPU; None: on this machine's, as the profile or measuring says."""
+    """The model on a described CPU; None: on this machine's, as the profile says, else by its rates, which are timed in
+    seconds."""
     from oallama.placer import Placer
     from oallama.profile.described import TOKENS, host_profile
+    from oallama.profile.emulate import this_host
 
     placer = Placer.of_file(model, options, profile, no_alloc_loader)
     if host is None:
-        return placer
+        if placer.known_profile is not None:
+            return placer
+        with busy("timing the CPU"):
+            host = this_host(placer.threads, log)
     described = host_profile(host, placer.model, placer.operators, TOKENS)
     return Placer(placer.model, placer.operators, placer.tensor_names, options, described, no_alloc_loader)
 

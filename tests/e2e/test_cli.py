@@ -182,6 +182,12 @@ def test_what_if_predicts_cards_that_are_not_here(profile, tmp_path):
     here("what-if", tmp_path / "no.gguf", code=2)
 
 
+def test_what_if_of_a_machine_that_was_never_timed_takes_seconds(tmp_path):
+    (row,) = document("what-if", "llama-3.2-1b", "--gpu", "h100", "--json", cache=tmp_path)["rows"]
+    assert row["fits_whole"]
+    assert list(tmp_path.rglob("cpu-rates-*.json")) and not list(tmp_path.rglob("profile-*")), "two rates are enough"
+
+
 def test_simulate_shows_a_plan_on_machines_that_are_not_here(half, tmp_path):
     plan, chart, trace = tmp_path / "plan.json", tmp_path / "streams.svg", tmp_path / "trace.json"
     on = ("--machine", TESTBED, "-p", 64, "-n", 16)
