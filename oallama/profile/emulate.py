@@ -3,7 +3,7 @@
 `scale` divides a card's rates by how much slower the CPU here is than that of a usual computer with such a card
 (device/cards.py, USUAL_PC), or than the CPU beside the real card whose profile is given. The CPU's rates are measured
 once and kept, so that every process and every later run has the same device; those that were measured beside other
-programs serve as long as these run.
+programs serve as long as these run, or for good once `oallama tune` has results with them.
 """
 
 from __future__ import annotations
@@ -112,12 +112,11 @@ def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None
     plain layout, which is what a host computes in beside a card.
 
     Measured once for a CPU, a build of ggml and a number of threads; again where other programs ran meanwhile, as soon
-    as they do not. say: is told of both. Raises BridgeError, ProfileError, UsageError as busy_percent does.
+    as they do not, unless settle_rates was called. say: is told of both. Raises BridgeError, ProfileError, UsageError
+    as busy_percent does.
     """
-    machine = fingerprint(n_threads, "none")
-    parts = {name: machine.get(name) for name in _KEY_PARTS}
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    path = cache_folder() / f"cpu-rates-v2-{key}.json"
+    parts = _machine_parts(n_threads)
+    path = _rates_path(parts)
     rates = _serving_rates(path)
     if rates is None:
         with measuring_lock(path.parent, lambda: None):
@@ -135,7 +134,18 @@ def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None
             f"note: the CPU was timed while other programs used {rates[OTHERS_PERCENT]:.0f} % of it, "
             "so it may seem too slow; it is timed again once they end"
         )
-    return Host(str(machine["cpu"]), rates["bytes_per_s"], rates["flops_per_s"], "measured here")
+    return Host(str(parts["cpu"]), rates["bytes_per_s"], rates["flops_per_s"], "measured here")
+
+
+def settle_rates(n_threads: int) -> None:
+    """Keep the rates of this_host as they are: results were measured with a device that is scaled by them, and are not
+    found for another."""
+    parts = _machine_parts(n_threads)
+    rates = _read_rates(_rates_path(parts))
+    if rates is not None and rates[OTHERS_PERCENT] > 0:
+        with contextlib.suppress(ProfileError):
+            text = json.dumps({"machine": parts, **rates, "settled": True}, indent=1) + "\n"
+            write_in_cache(_rates_path(parts), text)
 
 
 def usual_threads(rates: Callable[[int], Host], counts: Sequence[int] | None = None) -> int:
@@ -152,6 +162,16 @@ def usual_threads(rates: Callable[[int], Host], counts: Sequence[int] | None = N
     return max(decoded, key=lambda count: decoded[count])  # the first of equal ones
 
 
+def _machine_parts(n_threads: int) -> dict[str, Any]:
+    machine = fingerprint(n_threads, "none")
+    return {name: machine.get(name) for name in _KEY_PARTS}
+
+
+def _rates_path(parts: dict[str, Any]) -> Path:
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / f"cpu-rates-v2-{key}.json"
+
+
 def _serving_rates(path: Path) -> dict[str, float] | None:
     """The kept rates; None without any, and where other programs ran beside them that do not now."""
     rates = _read_rates(path)
@@ -164,6 +184,8 @@ def _read_rates(path: Path) -> dict[str, float] | None:
     try:
         stored = parse_json(path.read_text(encoding="utf-8"))
         rates = {name: float(stored[name]) for name in ("bytes_per_s", "flops_per_s", OTHERS_PERCENT)}
+        if stored.get("settled") is True:
+            rates[OTHERS_PERCENT] = 0.0
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None  # not there, or damaged: measured anew
     timed = all(0 < rates[name] < math.inf for name in ("bytes_per_s", "flops_per_s"))
