@@ -26,6 +26,7 @@ from oallama.core.types import Workload
 from oallama.placer.stock import stock_plan
 from oallama.placer.tuned import Tuned, result_key, tuned_plan
 from oallama.planner.policies.stock import FIT, STOCK
+from oallama.profile.emulate import settle_rates
 from oallama.profile.store import measuring_lock
 from oallama.run.stock import StockPlacement
 from oallama.tuned.classes import WorkloadClass, class_of
@@ -40,6 +41,7 @@ START_S, LOAD_BYTES_PER_S = 4.0, 4e8  # a process, and its model's weights
 TYPICAL_TURNS = 12  # of both arms: what tells a difference of a few noises
 MARGIN = 1.5  # times as long as is predicted is given
 LEAST_BUDGET_S = 20.0
+SAME = "'s plan is the same"  # as that of the rival, which the sentence has named
 SEARCH_SHARE = 0.5  # of the time, at most, for options of stock llama.cpp
 
 
@@ -97,7 +99,11 @@ def tune(
                 return tuner.outcome(True)
         given_s = tuner.seconds(wanted) if budget_s is None else budget_s
         begin(tuner.result, given_s)
-        tuner.measure(wanted, given_s)
+        try:
+            tuner.measure(wanted, given_s)
+        finally:
+            if placer.device.is_emulated:
+                settle_rates(placer.threads)
     return tuner.outcome(False, wanted)
 
 
@@ -303,7 +309,7 @@ class _Tuner:
         races = []
         for ab_test in found.races:
             same = placement_digest(self.result.plan(ab_test.plan)) == placement_digest(plan)
-            refused = f"{ab_test.policy}'s plan equals llama.cpp's placement" if same else ab_test.refused
+            refused = f"{ab_test.policy}{SAME}" if same else ab_test.refused
             races.append(replace(ab_test, most_late=None if late_may_win else most_late, refused=refused))
         plans = {**self.result.plans, plan.fingerprint: plan.to_json()}
         self.result = replace(self.result, plans=plans)
@@ -342,6 +348,8 @@ class _Tuner:
         bench = Bench((rival, ours), tuple(before), operators, n_layer, MOST_PAIRS, deadline=deadline, done=done)
         result = self._measure(bench, self._progress, on_partial)
         if why := refusal(result.arms, 1, LEAST_PAIRS):
+            if result.arms[1].same_as and not any(arm.problems for arm in result.arms):
+                why = f"{ab_test.policy}{SAME}"
             for found in group:
                 known = self.result[found.of]
                 self._keep(known.with_test(replace(known.ab_test(ab_test.plan), refused=why)))

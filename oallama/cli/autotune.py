@@ -91,7 +91,10 @@ def at_once(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
 def tune_after(placer: Placer, workload: Workload) -> None:
     """Measure for the next run, until a key is typed. The answer is there, so neither that nor a failure is one of the
     run; a signal that ends the command does."""
+    from oallama.placer.tuned import in_tuned_context
+
     begun: list[bool] = []
+    workload = in_tuned_context(placer, workload)
     try:
         log("oallama: tuning for the next run; press any key to stop and keep the results so far")
         with ended_by_key():
@@ -108,13 +111,19 @@ def tune_after(placer: Placer, workload: Workload) -> None:
 
 def tuning_gain(placer: Placer, workload: Workload, stock: Plan) -> str:
     """Return a line with what tuning is predicted to gain over stock llama.cpp's placement, at most where no plan is
-    known, and how to tune. Measures and plans nothing."""
+    known, and how to tune; where the plan of another class is used, only how. Measures and plans nothing."""
     from oallama.autotune.run import unsettled
+    from oallama.placer.tuned import in_tuned_context, tuned_plan
     from oallama.planner.explain import physical_bound
     from oallama.report.expected import gain_text
+    from oallama.report.text import policy_on
 
+    workload = in_tuned_context(placer, workload)
     now = best = None
     with contextlib.suppress(OallamaError):  # no answer needs a prediction
+        if near := tuned_plan(placer, workload):
+            use = f"using {policy_on(near.plan.policy, near.plan.device)} as for {near.result.of.name}"
+            return f"{use}; measure {near.asked.name}: {tuning(placer, workload)}"
         if known := unsettled(placer, workload):
             result, left_s = known
             return f"{result.sentence}; confirm ({minutes_text(left_s)}): {tuning(placer, workload)}"

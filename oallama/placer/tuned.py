@@ -31,7 +31,7 @@ class Tuned:
     @property
     def sentence(self) -> str:
         """The result in use, and the class that it was measured for."""
-        other = f" (nothing was measured for {self.asked.name})" if self.result.of != self.asked else ""
+        other = f" (no result for {self.asked.name} yet)" if self.result.of != self.asked else ""
         return f"{self.result.use}{other}"
 
 

@@ -29,6 +29,7 @@ SPREAD = 0.05
 MOST_TESTS = 3  # plans for one class, among which ERROR is shared out
 MOST_PAIRS = 40  # that a plan gets; an interval around 1 says then that there is no difference to speak of
 WORTH = 1.02  # as many times as fast as the rival is worth another plan
+NEAR = 1.05  # as many times as fast, as predicted, is not told
 LATE = 1.25  # as many times as late as under --fit is late for a first word
 
 Standing = Literal["won", "lost", "open"]
@@ -216,7 +217,7 @@ class ClassResult:
         if (won := self.won) is None:
             return f"{self.of.name}: using {self.stock}{self._gain}"
         value, interval = _texts(won)
-        figures = f"prompts {won.prompts:.2g}×, tokens {won.tokens:.2g}×"
+        figures = f"prompts {_times_text(won.prompts)}, tokens {_times_text(won.tokens)}"
         return f"{self.of.name}: {_who(won)} is {value} as fast as {self.stock} ({interval}), {figures}"
 
     @property
@@ -227,8 +228,9 @@ class ClassResult:
     @property
     def _reason(self) -> str:
         if ab_test := self.open:
-            told = f"{ab_test.promised or 1:.2g}"
-            may = "is not yet distinguishable from it" if told == "1" else f"may be {told}× faster"
+            promised = ab_test.promised or 1
+            gain = f"may be {promised:.2g}× faster"
+            may = "is not yet distinguishable from it" if promised < NEAR else gain
             so_far = f", {' so far ('.join(_texts(ab_test))})" if ab_test.ratio else ""
             return f"; {_who(ab_test)} {may}{so_far}"
         if best := max(
@@ -252,8 +254,10 @@ class ClassResult:
         fit, best = self.tries[0].speed, self.tries[self.rival].speed
         assert fit is not None and best is not None  # or it had not become the rival
         whole = fit.whole_s(self.n_gen) / best.whole_s(self.n_gen)
-        parts = f"prompts {fit.prompt_s / best.prompt_s:.2g}×, tokens {fit.token_s / best.token_s:.2g}×"
-        return f", {whole:.2g}× as fast as its own placement ({parts})"
+        if whole < WORTH:
+            return ", about as fast as its own placement"
+        parts = f"prompts {_times_text(fit.prompt_s / best.prompt_s)}, tokens {_times_text(fit.token_s / best.token_s)}"
+        return f", {_times_text(whole)} as fast as its own placement ({parts})"
 
     @property
     def document(self) -> dict[str, Any]:
@@ -323,6 +327,11 @@ def _times(pairs: Iterable[tuple[float, float]]) -> float:
 
 def _value(ab_test: ABTest) -> float:
     return ab_test.ratio.value if ab_test.ratio else -math.inf
+
+
+def _times_text(ratio: float) -> str:
+    """`2.3×`, `1.06×`: two digits, near 1 two decimals, as 1× would say nothing."""
+    return f"{ratio:.2f}×" if 0.95 <= ratio < 1.1 else f"{ratio:.2g}×"
 
 
 def _who(ab_test: ABTest) -> str:

@@ -163,7 +163,7 @@ def test_the_nearest_class_serves_those_that_nothing_was_measured_for(placer: Pl
     won = racing(FASTER).gate(placer)
     page = tuned_plan(placer, replace(LOAD, n_prompt=500))
     assert page is not None and page.plan == won.plan and (page.asked, page.result.of) == (PAGE, QUESTION)
-    assert page.sentence.endswith("(nothing was measured for pages)")
+    assert page.sentence.endswith("(no result for pages yet)")
     assert tuned_plan(placer, replace(LOAD, n_prompt=500, n_past=1)) is None, "two steps away"
 
 

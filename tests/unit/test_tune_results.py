@@ -181,8 +181,13 @@ def test_a_sentence_says_what_is_used_and_why():
     assert of_class(late(2.5)).sentence.endswith(": the first word comes 2.5 times as late with split as with --fit")
     tries = (StockTry(FIT, Speed(1.0, 0.03)), StockTry(NO_HOST, Speed(1.0, 0.01)))
     assert of_class(tries=tries, rival=1).sentence == (
-        "short questions: using llama.cpp with -ngl 18 --no-host, 2× as fast as its own placement (prompts 1×, tokens "
-        "3×): no plan is predicted to be faster"
+        "short questions: using llama.cpp with -ngl 18 --no-host, 2× as fast as its own placement (prompts 1.00×, "
+        "tokens 3×): no plan is predicted to be faster"
+    )
+    tries = (StockTry(FIT, Speed(1.0, 0.03)), StockTry(NO_HOST, Speed(1.0, 0.0299)))
+    assert of_class(ab_test(refused="split's plan is the same"), tries=tries, rival=1).sentence == (
+        "short questions: using llama.cpp with -ngl 18 --no-host, about as fast as its own placement: split's plan is "
+        "the same"
     )
 
 
