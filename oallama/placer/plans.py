@@ -50,8 +50,8 @@ class Given:
         """Raises UsageError for invalid values."""
         placement = self.placement(on)
 
-        def place(problem: Problem, asked: Request) -> VerifiedPlan:
-            return verify(problem, self.name, asked.workload, placement)
+        def place(problem: Problem, request: Request) -> VerifiedPlan:
+            return verify(problem, self.name, request.workload, placement)
 
         attention: FlashAttention | None = None if self.stock is None else "auto"  # as stock llama.cpp has it
         return Policy(self.name, "a placement of the caller's own", place, is_given=True, attention=attention)

@@ -91,7 +91,7 @@ def with_split(slicer: Slicer, whole: Placement, phase: Phase, budget: int, copi
 def fiddler(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     """Placements with experts computed by the CPU, with and without the split back end, and with experts copied: the
     ring takes room from experts, so that all ways are compared."""
-    operators, costs, phase = problem.operators, budget.costs, budget.asked.phase
+    operators, costs, phase = problem.operators, budget.costs, budget.request.phase
     if all(operator.op != "MUL_MAT_ID" for operator in operators):
         raise UsageError("policy fiddler needs a model with experts; use layers or oato")
     slicer, first, (all_bytes, weights_bytes) = (

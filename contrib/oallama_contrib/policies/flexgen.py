@@ -54,4 +54,4 @@ def _reversed_bits(number: int, n_bits: int) -> int:
 )  # fmt: skip
 def flexgen(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     slicer, base, found = modules_in(problem, budget, streamed)
-    yield place_modules(slicer, found, order(found), base, budget.costs, budget.asked.phase, *budget.cut_bytes())
+    yield place_modules(slicer, found, order(found), base, budget.costs, budget.request.phase, *budget.cut_bytes())

@@ -94,4 +94,4 @@ def order(found: Sequence[Module], on: Pricing) -> list[int]:
 def hetegen(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     on = budget.slicer(budget.workload).on
     slicer, base, found = modules_in(problem, budget, partial(cut, on=on))
-    yield place_modules(slicer, found, order(found, on), base, budget.costs, budget.asked.phase, *budget.cut_bytes())
+    yield place_modules(slicer, found, order(found, on), base, budget.costs, budget.request.phase, *budget.cut_bytes())

@@ -182,7 +182,7 @@ def twinpilots(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
         for module, side in zip(found, makespan.sides, strict=False)
     ]
     residents = [i for i, side in enumerate(makespan.sides) if side == RESIDENT]
-    placement = placed_modules(slicer, chosen, residents, base, costs, budget.asked.phase, staging_of(slicer, chosen))
+    placement = placed_modules(slicer, chosen, residents, base, costs, budget.request.phase, staging_of(slicer, chosen))
     yield replace(placement, notes=(_note(makespan, placement.seconds),))
 
 

@@ -16,13 +16,13 @@ from oallama.planner.whole import exchange, search, use_up
     has_rules=True,
 )  # fmt: skip
 def oato(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
-    rules, costs, operator_bytes = budget.asked.rules, budget.costs, budget.operator_bytes
+    rules, costs, operator_bytes = budget.request.rules, budget.costs, budget.operator_bytes
     filled = search(costs, operator_bytes, affinity=rules.affinity, rule=rules.fill)
     found = [filled]
-    if not budget.asked.quick and "paper" not in (rules.affinity, rules.fill):
+    if not budget.request.quick and "paper" not in (rules.affinity, rules.fill):
         found.append(exchange(costs, problem.operators, operator_bytes, filled))
     if rules.fill == "full":
         found = [use_up(costs, operator_bytes, placement) for placement in found]
     elif not rules.are_oatos:
-        found.append(cpu_alone(problem, budget.workload, budget.asked.phase))
+        found.append(cpu_alone(problem, budget.workload, budget.request.phase))
     yield from found

@@ -64,7 +64,7 @@ class Request:
 class MemoryBudget:
     """Prices of the workload, and the device's memory budget, that a policy places by."""
 
-    asked: Request
+    request: Request
     workload: Workload  # its micro-batch may be smaller than the one that was asked for
     costs: Costs  # over the phase
     memory: DeviceMemory  # before any operator
@@ -171,7 +171,7 @@ ROUNDS = 6
 
 
 def best_verified(
-    problem: Problem, asked: Request, name: str, propose: Propose, reason: str, slices_alone: bool = False
+    problem: Problem, request: Request, name: str, propose: Propose, reason: str, slices_alone: bool = False
 ) -> VerifiedPlan:
     """The best of what `propose` yields: the fastest; of OATO as published the one that uses the device best.
 
@@ -179,9 +179,9 @@ def best_verified(
     one, and its budget is then proposed for again: with less of it where the placement does not fit, with more where it
     leaves some. Where nothing is better on the device, everything is on the CPU, for the workload as it was asked for.
     """
-    budgets, notes = budgets_of(problem, asked, slices_alone)
+    budgets, notes = budgets_of(problem, request, slices_alone)
     if not budgets:
-        return replace(on_cpu(problem, asked.workload, asked.phase), notes=notes)
+        return replace(on_cpu(problem, request.workload, request.phase), notes=notes)
     capacity, corrected = budgets[0].memory.capacity, [CorrectedBudget(budget.memory) for budget in budgets]
     proposed: dict[int, Placement] = {}  # by budget
     best: VerifiedPlan | None = None
@@ -189,7 +189,7 @@ def best_verified(
     open_budgets = list(range(len(budgets)))
 
     def key(decision: VerifiedPlan) -> float:
-        return decision.memory.spare if asked.rules.affinity == "paper" else decision.placement.seconds
+        return decision.memory.spare if request.rules.affinity == "paper" else decision.placement.seconds
 
     for _ in range(ROUNDS):
         for i in open_budgets:
@@ -213,32 +213,32 @@ def best_verified(
         open_budgets = [i] if learned else []
     if best is not None:
         return best
-    if last is not None and asked.required:
+    if last is not None and request.required:
         real = last.memory
         raise DoesNotFit(real.limit - real.spare, real.limit, problem.profile.device, f"the {name} placement")
     why = reason if last is None else "no placement that was tried fits"
-    return nothing_placed(problem, name, asked.workload, asked.phase, capacity, why)
+    return nothing_placed(problem, name, request.workload, request.phase, capacity, why)
 
 
 def budgets_of(
-    problem: Problem, asked: Request, slices_alone: bool = False
+    problem: Problem, request: Request, slices_alone: bool = False
 ) -> tuple[list[MemoryBudget], tuple[str, ...]]:
     """The budgets that are proposed for: beside llama.cpp on the device, and without it there; and what was lowered, or
     why there is none."""
-    slicer = cache(partial(Slicer, problem, streaming=StreamSettings(prefetch=asked.rules.prefetch)))
+    slicer = cache(partial(Slicer, problem, streaming=StreamSettings(prefetch=request.rules.prefetch)))
     budgets: list[MemoryBudget] = []
     notes: tuple[str, ...] = ()
     if not (slices_alone and problem.slices_only):
-        memory, workload, notes = device_memory(problem, asked.workload, asked.required and not slices_alone)
+        memory, workload, notes = device_memory(problem, request.workload, request.required and not slices_alone)
         if memory is not None:
             budgets.append(
-                MemoryBudget(asked, workload, costs_of(problem, workload, asked.phase), memory, slicer, notes=notes)
+                MemoryBudget(request, workload, costs_of(problem, workload, request.phase), memory, slicer, notes=notes)
             )
     if slices_alone:
         memory = DeviceMemory(
-            capacity_of(problem, asked.workload), problem.vram_fill, 0, 0, 0, problem.graph.n_layer,
-            operators_limit(problem), problem.runtime_bytes(asked.workload),
+            capacity_of(problem, request.workload), problem.vram_fill, 0, 0, 0, problem.graph.n_layer,
+            operators_limit(problem), problem.runtime_bytes(request.workload),
         )  # fmt: skip
-        costs = costs_of(problem, asked.workload, asked.phase, llama_uses_device=False)
-        budgets.append(MemoryBudget(asked, asked.workload, costs, memory, slicer, has_llama=False))
+        costs = costs_of(problem, request.workload, request.phase, llama_uses_device=False)
+        budgets.append(MemoryBudget(request, request.workload, costs, memory, slicer, has_llama=False))
     return budgets, notes

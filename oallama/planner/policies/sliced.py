@@ -74,10 +74,10 @@ class SliceSearch:
 
     def __init__(self, problem: Problem, budget: MemoryBudget, streams: bool, hot: bool) -> None:
         """streams: whether weights may be streamed; hot: whether the device may have the most used experts."""
-        self._problem, self._memory_budget, self._hot, self._quick = problem, budget, hot, budget.asked.quick
+        self._problem, self._memory_budget, self._hot, self._quick = problem, budget, hot, budget.request.quick
         self._fine_values = COARSE_VALUES if self._quick else N_VALUES
-        self._slicer = cache(budget.slicer(budget.asked.workload, streams=streams, hot=hot).varied)
-        ahead = streams and budget.asked.rules.prefetch == "ahead" and not problem.profile.is_blocking
+        self._slicer = cache(budget.slicer(budget.request.workload, streams=streams, hot=hot).varied)
+        ahead = streams and budget.request.rules.prefetch == "ahead" and not problem.profile.is_blocking
         self._n_slots = N_SLOTS if ahead else (1,)  # where nothing is copied ahead, more gain nothing
         self.has_hot = False  # of the placement that was yielded last
 
@@ -108,7 +108,7 @@ class SliceSearch:
         slicer = self._slicer(best.workload, best.n_slots)
         if plan.token_assignment:
             plan = slicer.with_table(plan, best.budget[0])
-        placement, notes = slicer.placed(best.whole, plan, self._memory_budget.asked.phase), best.whole.notes
+        placement, notes = slicer.placed(best.whole, plan, self._memory_budget.request.phase), best.whole.notes
         asked, n_ubatch = self._memory_budget.workload.n_ubatch, best.workload.n_ubatch
         if n_ubatch != asked:
             change = f"lowered from {asked} to {n_ubatch} tokens"
@@ -136,7 +136,7 @@ class SliceSearch:
                     return  # to halve it again frees half as much memory, and adds twice as many passes
                 least_s = trial.seconds
             workload = replace(workload, n_ubatch=workload.n_ubatch // 2)
-            costs = costs_of(self._problem, workload, self._memory_budget.asked.phase, llama_uses_device=False)
+            costs = costs_of(self._problem, workload, self._memory_budget.request.phase, llama_uses_device=False)
 
     def _beside(self, found: list[Trial]) -> Iterator[Trial]:
         """What is cut next, each as `found` has it then: OATO's placements in shares of the room, and attention whole.
@@ -209,7 +209,7 @@ class SliceSearch:
         trial = replace(_uncut(trial), n_slots=n_slots, budget_limited=plan is not None and plan.budget_limited)
         if plan is None or plan.is_empty:
             return trial
-        return replace(trial, plan=plan, seconds=plan.predicted(trial.workload).over(self._memory_budget.asked.phase))
+        return replace(trial, plan=plan, seconds=plan.predicted(trial.workload).over(self._memory_budget.request.phase))
 
 
 def _seconds(trial: Trial) -> float:
