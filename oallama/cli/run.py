@@ -177,17 +177,14 @@ def write_stream(stream: Stream) -> Generation:
     return stream.rest()
 
 
+ANSWER_KEYS = ("text", "tokens", "n_prompt", "n_gen", "ttft_s", "tpot_s", "end", "reasoning")
+MEMORY_KEYS = ("host_weights", "device_weights", "host_compute", "device_compute")
+
+
 def run_document(generation: Generation, engine: Engine, plan: Plan) -> dict[str, Any]:
     """`oallama run --json`. plan: as it was made or measured; the engine's names the device as llama-server does."""
     return {
-        "text": generation.text,
-        "tokens": list(generation.tokens),
-        "n_prompt": generation.n_prompt,
-        "n_gen": generation.n_gen,
-        "ttft_s": generation.ttft_s,
-        "tpot_s": generation.tpot_s,
-        "end": generation.end,
-        "reasoning": generation.reasoning,
+        **{key: getattr(generation, key) for key in ANSWER_KEYS},
         "policy": engine.plan.policy,
         "device": engine.device,
         "memory": {"device_bytes": engine.memory.device_bytes, "host_bytes": engine.memory.host_bytes},
@@ -209,12 +206,7 @@ def split_document(engine: Engine) -> dict[str, Any] | None:
         "decode": asdict(done.decode),
         "n_decoded": done.n_decoded,
         "per_token": done.per_token(),
-        "memory": {
-            "host_weights": held.host_weights,
-            "device_weights": held.device_weights,
-            "host_compute": held.host_compute,
-            "device_compute": held.device_compute,
-        },
+        "memory": {key: getattr(held, key) for key in MEMORY_KEYS},
     }
 
 

@@ -82,11 +82,11 @@ def promising_stock(
         found = most_promising(
             on.problem(stock_attention(on)).of_step(workload.step), asked, modes, n_ubatches, latest_s=latest_s
         )
-    sizes = [0 if decision.workload.n_ubatch == workload.n_ubatch else decision.workload.n_ubatch for decision in found]
-    options = (
-        StockPlacement.of(on.model.n_layer, decision.placement, n) for decision, n in zip(found, sizes, strict=True)
-    )
-    return [(options_of, decision.predicted) for options_of, decision in zip(options, found, strict=True)]
+    sizes = (one.workload.n_ubatch for one in found)
+    return [
+        (StockPlacement.of(on.model.n_layer, one.placement, 0 if n == workload.n_ubatch else n), one.predicted)
+        for one, n in zip(found, sizes, strict=True)
+    ]
 
 
 def stock_attention(on: ModelOnDevice) -> FlashAttention:

@@ -20,7 +20,8 @@ from oallama.report.operators import (
 )
 from oallama.report.slices import cut_text
 from oallama.report.text import (
-    PLAIN,
+    CUT,
+    TIMES,
     device_name,
     percent,
     plural,
@@ -44,7 +45,7 @@ _ROLE_ORDER = (
     "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate", "ffn_up", "ffn_down",
 )
 OPERATOR_HEADINGS = (
-    "on", "rank", "operator", "type", "shape", "bytes", *(f"{name} µs" for name in PLAIN.times), "saved µs", "µs/MiB",
+    "on", "rank", "operator", "type", "shape", "bytes", *(f"{name} µs" for name in TIMES), "saved µs", "µs/MiB",
     "affinity",
 )
 # fmt: on
@@ -135,7 +136,7 @@ def affinity_map(rows: Sequence[Affinity], heading: Heading = str) -> AffinityMa
     def mark(row: Affinity) -> MapMark:
         where = f"on the {row.backend}"
         if row.backend == "split":
-            where = f"{'' if row.placement.hot_experts else f'{PLAIN.cut} '}{cut_text(row)}"
+            where = f"{'' if row.placement.hot_experts else f'{CUT} '}{cut_text(row)}"
         gain = "saves no time there" if row.saved_s is None or row.saved_s <= 0 else f"affinity {row.affinity:.3f}"
         label = f"{printable(row.name)}: {where}, {gain}, rank {row.rank}"
         return MapMark(f"op-{row.rank}", row.backend[0].upper(), step(row.affinity), label)

@@ -28,7 +28,7 @@ from oallama.report.inspect import model_document
 from oallama.report.slices import slices_table, streams_of
 from oallama.report.table import WIDTH, Table, table
 from oallama.report.text import (
-    PLAIN,
+    TIMES,
     device_name,
     model_title,
     percent,
@@ -87,7 +87,7 @@ FOLD_ABOVE = 40
 
 def legend() -> str:
     """The sentence that explains the columns of times."""
-    cpu, card, transfers = PLAIN.times
+    cpu, card, transfers = TIMES
     return (
         f"{cpu}, {card}, {transfers}, saved: µs per operator; saved: {cpu} - {card} - {transfers}; affinity: saved "
         "for each byte of the card's memory, scaled to 0..1."
@@ -178,7 +178,7 @@ def affinity_tables(report: AffinityReport, every_row: bool = False) -> tuple[Ta
     shown, ranked = as_run(report), ranked_places(report)
     place_of = shown.places
     places = ("run", "oato") if ranked else ("on",)
-    on, times = " |".join(places), " |".join(f">{name}" for name in (*PLAIN.times, "saved", "affinity"))
+    on, times = " |".join(places), " |".join(f">{name}" for name in (*TIMES, "saved", "affinity"))
     if every_row or len(report.operators) <= FOLD_ABOVE:
         rows = [
             (str(o.rank), printable(o.name), place_of[o.name], *([ranked[o.name]] if ranked else []), *_times(o),
@@ -361,7 +361,7 @@ def range_text(begin: int, end: int, n_layer: int) -> str:
 
 def times_by_device(report: AffinityReport) -> Table:
     """Times of operators alike on each of several devices, side by side."""
-    cpu, card, transfers = PLAIN.times
+    cpu, card, transfers = TIMES
     columns = "".join(f" |>{card} {n} |>{transfers} {n} |>saved {n}" for n in range(len(report.devices)))
     return table("Times by device", f"operator |type |>{cpu}{columns}", side_by_side(report), width=WIDTH)
 

@@ -13,7 +13,7 @@ from oallama.plan.plan import Plan
 from oallama.plan.split import hot_bytes
 from oallama.report.operators import predicted_text, printable_sentence, step_text, weights_text
 from oallama.report.slices import percent_text, streams_of
-from oallama.report.text import PLAIN, device_name, plural, policy_on, printable
+from oallama.report.text import CUT, device_name, plural, policy_on, printable
 
 
 def weights_on_device(record: Plan, operators: Sequence[Operator]) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def slice_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, .
     if not first:
         return ()
     rates = "; ".join(_rates(placed))
-    return (first, *([f"divided, {PLAIN.cut}: {rates}"] if rates else []), *others)
+    return (first, *([f"divided, {CUT}: {rates}"] if rates else []), *others)
 
 
 def _rates(placed: Sequence[tuple[Operator, OperatorPlacement]]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from oallama.core.units import format_bytes
 from oallama.device.spec import device_texts
 from oallama.plan.plan import Plan
 from oallama.report.table import WIDTH, Table, table
-from oallama.report.text import PLAIN, device_name, printable, ranges_text
+from oallama.report.text import CUT, CUT_MEANS, device_name, printable, ranges_text
 
 Shares = Sequence[float]
 """Fractions on the CPU, copied when needed, and on the card."""
@@ -71,7 +71,7 @@ def slices_table(rows: Sequence[Affinity]) -> Table | None:
         )
         for (role, kind, cut), group in groups.items()
     )  # fmt: skip
-    footer = [PLAIN.means]
+    footer = [CUT_MEANS]
     if any(row.placement.hot_experts for row in rows):
         footer.append("Experts: the number of whole experts on the card, the most used; the CPU computes the others.")
-    return table("Split operators", f"operator |type |>count |>bytes |>{PLAIN.cut} |layers", cells, footer, WIDTH)
+    return table("Split operators", f"operator |type |>count |>bytes |>{CUT} |layers", cells, footer, WIDTH)

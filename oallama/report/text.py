@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from oallama.core.types import ModelInfo, Shape
 from oallama.core.units import format_ranges
@@ -95,18 +94,10 @@ def model_title(model: ModelInfo) -> str:
     return printable(model.name.strip() or model.path.replace("\\", "/").rsplit("/", 1)[-1], 80)
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Terms of the reports. times: of an operator on the CPU, on the card, and of its transfers. cut: heading of the
-    shares of a weight; means: sentence below it."""
+TIMES = "CPU", "card", "transfers"
+"""Headings of an operator's times: on the CPU, on the card, and of its transfers."""
 
-    times: tuple[str, str, str]
-    cut: str
-    means: str
+CUT = "CPU/copied/card"
+"""Heading of the shares of a weight."""
 
-
-PLAIN = Words(
-    ("CPU", "card", "transfers"),
-    "CPU/copied/card",
-    "CPU/copied/card: share of a weight on the CPU, copied to the card when needed, and on the card.",
-)
+CUT_MEANS = f"{CUT}: share of a weight on the CPU, copied to the card when needed, and on the card."
