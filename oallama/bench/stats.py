@@ -61,7 +61,7 @@ def round_drift(pairs: Sequence[tuple[float, float]]) -> float:
     sample of an arm was than its first; at least 0. One arm's own hiccup does not move it with three arms and counts
     half with two. Raises ValueError without arms."""
     if not pairs:
-        raise ValueError("a block needs at least one arm")
+        raise ValueError("a round needs at least one arm")
     return abs(math.expm1(abs(median(math.log(second / first) for first, second in pairs))))
 
 

@@ -42,7 +42,7 @@ FORMATS = ("table", "json", "html")
     show_default=True,
     metavar="PHASE",
     group=Group.WORKLOAD,
-    help="decode, prefill or mixed.\f Times to rank by: a token's, the prompt's, or both as often as they are run.",
+    help="decode, prefill or mixed.\f Times to rank by: a token's, the prompt's, or both, as often as they run.",
 )
 @option(
     "--policy",

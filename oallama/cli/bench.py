@@ -81,7 +81,7 @@ def parse_rates(text: str) -> tuple[float, ...]:
     except ValueError:
         rates = ()
     if not rates or not all(0 <= rate <= 1 for rate in rates) or list(rates) != sorted(rates, reverse=True):
-        raise ValueError(f"{text!r} are not falling probabilities; write them like 0.8,0.65,0.5")
+        raise ValueError(f"{text!r} is not a list of falling probabilities; write e.g. 0.8,0.65,0.5")
     return rates
 
 
@@ -255,7 +255,7 @@ request_options = as_record(
     help="Pin the arms to these CPUs, e.g. 0 or 0-3.",
 )  # fmt: skip
 @option("--reload", is_flag=True, group=Group.TIMED, advanced=True,
-        help="Reload each arm for each turn, as is done if not all fit at once.")  # fmt: skip
+        help="Reload each arm for each turn; automatic if the arms do not fit together.")  # fmt: skip
 @gate_option
 @refresh_gate_option
 @option("--progress/--no-progress", default=None, advanced=True, show_default="on a terminal", help="Show progress.")
@@ -285,8 +285,8 @@ def command(
 
     \f
     Each arm runs in its own process, with the same tokens. The result says how many times as fast as the first arm each
-    arm is, with the 95 % interval. The placement is read back after the load: an arm whose weights lie elsewhere than
-    planned gets no ratio, nor does an arm with the same configuration as the first. Stock arms load no oallama plugin.
+    arm is, with the 95 % interval. The placement is read back after the load. An arm gets no ratio if its weights lie
+    elsewhere than planned, or if its configuration is the first arm's. Stock arms load no oallama plugin.
     """
     from oallama.autotune.run import tuned_arm
     from oallama.bench.ab import run_bench

@@ -37,8 +37,8 @@ PLUGIN_PLAN_SUFFIX = ".oallama"
 @backend_option
 @output_option("the command line or the plugin's plan")
 def command(plan_file: str, target: str, plugin_plan: str | None, output: str | None) -> None:
-    """Convert a plan (from `oallama plan -o PLAN`) to a shell-quoted command line with which stock llama.cpp places the
-    model in the same way.
+    """Convert a plan (from `oallama plan -o PLAN`) to a shell-quoted command line, with which stock llama.cpp makes the
+    same placement.
 
     Layouts of this CPU, and plans that split operators, need the plugin libggml-oallama, which the command line loads.
     The plugin reads the splits from a plan file of its own, so export such a plan twice:

@@ -230,7 +230,7 @@ late_option = option(
 
 refresh_gate_option = option(
     "--refresh-gate", is_flag=True, group=Group.PLACEMENT, advanced=True,
-    help="Policy auto: measure again although an earlier result is still valid.",
+    help="Policy auto: measure again even if an earlier result is still valid.",
 )  # fmt: skip
 
 

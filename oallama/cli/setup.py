@@ -16,16 +16,14 @@ from oallama.core.files import cache_folder
 
 
 @click.command("setup", cls=Command)
-@option(
-    "--llama-cpp", metavar="WHAT", help="Use a build, do not compile: a folder, an archive (.tar.gz) or its address."
-)
+@option("--llama-cpp", metavar="WHAT", help="Install this build: a folder, an archive (.tar.gz) or its address.")
 @option("--sha256", metavar="HEX", help="SHA-256 of the archive; required with an address.")
 @option("--refresh", is_flag=True, help="Look for GPUs, compile and test again, even if nothing changed.")
 @option("--programs", is_flag=True, help="Only print the folder of llama.cpp's programs.")
 @click.pass_context
 def command(context: click.Context, llama_cpp: str | None, sha256: str | None, refresh: bool, programs: bool) -> None:
-    """Install llama.cpp and its programs (llama-server, llama-cli, llama-bench) in this environment. Without options it
-    is compiled for this machine's CPU and GPU, once, and cached; a build given earlier is kept. A prebuilt
+    """Install llama.cpp and its programs (llama-server, llama-cli, llama-bench) in this environment. Without options,
+    compile it for this machine's CPU and GPU, once, and cache it; a build given earlier is kept. A prebuilt
     llama.cpp must be of the release that oallama works with. OALLAMA_BACKEND and CMAKE_ARGS choose what is compiled.
     """
     from oallama.core.units import format_seconds

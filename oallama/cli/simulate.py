@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 @gathered(*PLACEMENT, context_option)
 @profile_option
 @json_option
-@output_option("a trace as JSON, which ui.perfetto.dev opens")
+@output_option("a JSON trace for ui.perfetto.dev")
 @chart_option
 def command(
     files: tuple[str, ...],

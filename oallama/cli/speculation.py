@@ -104,12 +104,12 @@ DRAFTS = (
     option(
         "--spec", type=click.Choice(["none", "mtp", "ngram", "auto"]), metavar="none|mtp|ngram|auto",
         group=Group.PLACEMENT, advanced=True, show_default="auto with a draft model, else none",
-        help="Speculative decoding.\f auto: by the draft model, with the number of drafts that is predicted to be the "
-        "fastest, which may be 0; mtp: the same by the model's own last block; ngram: by text that repeats.",
+        help="Speculative decoding.\f auto: use the draft model, with the number of drafts that is predicted to be "
+        "fastest (may be 0); mtp: use the model's own last block, in the same way; ngram: draft text that repeats.",
     ),
     option(
         "-md", "--model-draft", "draft_model", type=click.Path(), metavar="MODEL", group=Group.MODEL,
-        help="Draft model: a smaller one of its family.\f For speculative decoding.",
+        help="Draft model: a smaller model of the family.\f For speculative decoding.",
     ),
 )  # fmt: skip
 parallel_option = option(

@@ -102,8 +102,8 @@ def file_or_shape(word: str) -> str:
     help="Device memory of the cards, e.g. 6GiB.",
 )  # fmt: skip
 @option("--cores", type=count(1, 1024), metavar="N", group=Group.DEVICE,
-        help="Number of CPU cores of another PC.\f Zen 4 cores. With this or --ram-speed nothing is measured; the "
-        "other value defaults to a usual PC's.")  # fmt: skip
+        help="CPU cores of another PC, as Zen 4 cores.\f With this or --ram-speed nothing is measured; the other "
+        "defaults to a usual PC's.")  # fmt: skip
 @option("--ram-speed", "ram_speed", type=parsed(parse_rate), metavar="GB/s", group=Group.DEVICE,
         help="Memory bandwidth of that PC: 40 (DDR4), 60 (DDR5).")  # fmt: skip
 @option(

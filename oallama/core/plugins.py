@@ -24,6 +24,6 @@ def load_offered(group: str, name: str) -> Any:
             package = entry.dist.name if entry.dist is not None else entry.value
             raise UsageError(
                 f"{name} is of the package {package}, which cannot be imported ({type(error).__name__}: {error}); "
-                "mend or uninstall it"
+                "repair or uninstall it"
             ) from error
     return None

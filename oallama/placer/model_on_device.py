@@ -354,7 +354,7 @@ def check_several(device: DeviceSpec, options: Options, profile: Profile | None)
         raise UsageError(f"--vram gives one size, but --device names {n_devices}; give one for each, e.g. 10GiB,6GiB")
     for option, given in (("--gpu-weights", options.gpu_weights), ("--profile", profile)):
         if given is not None:
-            raise UsageError(f"{option} is of one device, but --device names {n_devices}; omit it, or name one device")
+            raise UsageError(f"{option} needs one device, but --device names {n_devices}; omit it, or name one device")
 
 
 def keeping_free(on: AnyModelOnDevice, n_bytes: int, limit: int, what: str, remedy: str) -> AnyModelOnDevice:

@@ -60,7 +60,7 @@ def test_a_broken_policy_costs_nothing_but_itself(install: Install, tmp_path: Pa
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert done.returncode == 2 and done.stderr.splitlines() == [
         "oallama: strangers is of the package strange-one, which cannot be imported (ImportError: no module named "
-        "solver); mend or uninstall it"
+        "solver); repair or uninstall it"
     ]
 
 

@@ -125,7 +125,7 @@ def test_what_several_devices_cannot_be_is_one_sentence(text: str, why: str) -> 
     [
         ({"vram": "6GiB"}, "--vram gives one size, but --device names 2"),
         ({"vram": "6GiB,4GiB,2GiB"}, "--vram gives 3 sizes, but --device names 2"),
-        ({"vram": "6GiB,4GiB", "gpu_weights": "50%"}, "--gpu-weights is of one device"),
+        ({"vram": "6GiB,4GiB", "gpu_weights": "50%"}, "--gpu-weights needs one device"),
     ],
 )
 def test_options_of_one_device_are_refused_for_two(options: dict[str, str], why: str) -> None:

@@ -70,8 +70,8 @@ def command(
 
     \f
     In a pipe each line is a message, and stdout gets only the answers. A line that begins with / is a command. Ctrl-C
-    stops an answer. Until a placement was measured, chat uses that of stock llama.cpp; a line says how much measuring
-    is predicted to gain.
+    stops an answer. Until tuning has found a plan, chat uses stock llama.cpp's own placement; a line says how much
+    tuning is predicted to gain.
     """
     asked.check_depth(n_depth)
     start(model, n_gen, asked, answers, verbose, n_depth or 0, pictures)
