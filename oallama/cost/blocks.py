@@ -12,7 +12,7 @@ results of all of them until it ends.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
@@ -162,23 +162,38 @@ def is_ffn(operator: Operator) -> bool:
 
 
 def residents(
-    operators: Sequence[Operator], on_device: Sequence[bool], first_device_layer: int, taken: bool = True
+    operators: Sequence[Operator],
+    on_device: Sequence[bool],
+    first_device_layer: int,
+    taken: bool = True,
+    behind_first: bool = False,
+    hot: Collection[int] = (),
 ) -> tuple[bool, ...]:
     """For each operator, whether what a mul-mat by it reads and gives is on the device where it is split: the norms and
     the KV of its layer are there, and what routes tokens to its experts. The output's logits are read on the host.
 
     on_device and first_device_layer: as graph.device_copies takes them. taken: whether the device takes such blocks at
     all (Profile.takes_residents).
+    behind_first: whether the device is behind the first of several. Then another one may give what is read, while its
+    own still computes: to attention that begins its layers, without a norm of its own in OLMo 2, and to experts with
+    biases between their mul-mats, as llama.cpp adds those of large batches on the first. hot: operators whose experts
+    are whole on the device, or on the host.
     """
     if not taken:
         return (False,) * len(operators)
     routed_on_host = {o.layer for o, on_gpu in zip(operators, on_device, strict=True) if is_router(o) and not on_gpu}
+
+    def given_elsewhere(index: int, operator: Operator) -> bool:
+        begins = operator.layer == first_device_layer and operator.role.startswith("attn_")
+        return begins or (runs_alone(operator) and index not in hot)
+
     return tuple(
         can_split(o)
         and o.layer is not None
         and o.layer >= first_device_layer
         and not (o.op == "MUL_MAT_ID" and o.layer in routed_on_host)
-        for o in operators
+        and not (behind_first and given_elsewhere(i, o))
+        for i, o in enumerate(operators)
     )
 
 

@@ -5,7 +5,6 @@ lies where. The engine hands it over in memory, stock binaries read it from the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import and_
 
 from oallama.core.errors import PlanError
 from oallama.core.types import (
@@ -18,7 +17,7 @@ from oallama.core.types import (
     settings_of,
 )
 from oallama.cost.blocks import SUM_BYTES, chunk_of, residents, takes_n_g
-from oallama.model.cut import cut_axis, runs_alone
+from oallama.model.cut import cut_axis
 from oallama.plan.patterns import needs_split, split_names
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
@@ -122,22 +121,23 @@ def _residents(
     first_device_layer: int,
     settings: Sequence[SplitSettings],
 ) -> tuple[bool, ...]:
-    on_device = [by_name[operator.name].gg == 1 for operator in operators]
-
-    first_layer: dict[int, int | None] = {}
-    for operator in operators:
-        first_layer.setdefault(by_name[operator.name].device, operator.layer)
-
-    def is_taken(operator: Operator) -> bool:
-        """Not behind the first device where another one may give what it reads, which would come while its own device
-        still computes: attention that begins the device's layers, without a norm of its own in OLMo 2; and experts
-        with biases between their mul-mats, as llama.cpp adds those of large batches on the first."""
-        row = by_name[operator.name]
-        begins = operator.layer == first_layer[row.device] and operator.role.startswith("attn_")
-        added_between = runs_alone(operator) and not row.hot_experts
-        return settings_of(settings, row.device).residents and not (row.device and (begins or added_between))
-
-    return tuple(map(and_, residents(operators, on_device, first_device_layer), map(is_taken, operators)))
+    """Which operators' inputs and results are on the device, each device's layers by themselves."""
+    found = [False] * len(operators)
+    rows = [by_name[operator.name] for operator in operators]
+    for device in sorted({row.device for row in rows}):
+        own = [i for i, row in enumerate(rows) if row.device == device]
+        begin = next((o.layer for o in (operators[i] for i in own) if o.layer is not None), 0)
+        lives = residents(
+            [operators[i] for i in own],
+            [rows[i].gg == 1 for i in own],
+            begin if device else first_device_layer,
+            settings_of(settings, device).residents,
+            behind_first=device > 0,
+            hot=[at for at, i in enumerate(own) if rows[i].hot_experts],
+        )
+        for i, is_resident in zip(own, lives, strict=True):
+            found[i] = is_resident
+    return tuple(found)
 
 
 def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: bool) -> str:

@@ -99,7 +99,9 @@ class BlockContexts:
         ]
         uses = first_layer <= self._problem.graph.n_layer
         inside = frozenset(i for block, _ in found for i in block.operators)
-        is_resident = residents(operators, on_device, first_layer, self._problem.profile.takes_residents)
+        is_resident = residents(
+            operators, on_device, first_layer, self._problem.profile.takes_residents, self._problem.behind_first, within
+        )
         # the slices of these are between neighbours on the device, which they cross to and from by themselves
         at = (
             tuple(is_device or resident for is_device, resident in zip(on_device, is_resident, strict=True)),

@@ -34,7 +34,14 @@ def problem_in(problem: Problem, device: int, window: Window) -> Problem:
         for operator in on.operators[first:behind]
     )
     routing = None if on.routing is None else _routing_in(on.routing, window)
-    return replace(on, operators=operators, graph=on.graph.part(window), routing=routing, no_alloc_load=_never_loaded)
+    return replace(
+        on,
+        operators=operators,
+        graph=on.graph.part(window),
+        routing=routing,
+        no_alloc_load=_never_loaded,
+        behind_first=device > 0,
+    )
 
 
 def placement_in(problem: Problem, placement: Placement, device: int, window: Window) -> Placement:

@@ -62,6 +62,7 @@ class Problem:
     flash_attn: FlashAttention = "auto"  # the mode of the profile's attention; "auto": all of them
     allows: Callable[[Workload], bool] = lambda workload: True  # whether attention may have this micro-batch
     devices: tuple[Problem, ...] = ()  # (): there is one
+    behind_first: bool = False  # a part of a model (planner/parts.py), on another device than the first of several
     kernels: Kernels = field(init=False, compare=False, repr=False)
     splittable: tuple[bool, ...] = field(init=False, compare=False, repr=False)  # of each operator
 

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 
+#include "split/abi_check.h"
 #include "split_test.h"
 
 namespace split_test {
@@ -210,20 +211,73 @@ void check_registry(const Block & block) {
     check(ours->iface.supports_buft(ours, known), "a scheduler that asked before may still be made");
 }
 
-// ggml's scheduler copies what a third device has computed, and before that waits for this device alone: what
-// llama.cpp's back end has computed in the memory where blocks live may not be there.
+// The CPU under another name, with memory that no other device reads.
+struct ThirdDevice {
+    ggml_backend_device device  = *bridge::cpu_device();
+    oallama::BufferType buft    = oallama::BufferType(own_type());
+    const BackendPtr    backend = BackendPtr(ggml_backend_dev_init(bridge::cpu_device(), nullptr));
+
+    ThirdDevice() {
+        device.iface.supports_buft = [](ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
+            return type->iface.get_name == own_name;
+        };
+        backend->device = &device;
+    }
+
+    static const char * own_name(ggml_backend_buffer_type_t /*type*/) { return "third"; }
+
+    static ggml_backend_buffer_type own_type() {
+        ggml_backend_buffer_type type = oallama::as_api3(ggml_backend_dev_buffer_type(bridge::cpu_device()));
+        type.iface.get_name           = own_name;
+        type.iface.is_host            = nullptr;
+        return type;
+    }
+};
+
+// What a third device computes is sent, and before that ggml's scheduler waits for this device alone: what llama.cpp's
+// back end has computed in the memory where blocks live may not be there. So it is refused when memory is reserved,
+// which a load does, and when it is computed all the same. Where results are on the host, nothing is to be waited for.
 void check_third_device(const Block & block) {
-    const PlanPtr plan = plan_of(block, Cut::half);
-    for (const char * name : {"OALLAMA", "OALLAMA_Resident"}) {
-        const bool       lives = name != std::string("OALLAMA");
-        const BackendPtr ours(ggml_backend_dev_init(ggml_backend_dev_by_name(name), nullptr));
-        ggml_cgraph      nothing = {};
-        check(ggml_backend_graph_compute(ours.get(), &nothing) == GGML_STATUS_SUCCESS, "without an input");
-        check(!ours->iface.cpy_tensor_async(ours.get(), ours.get(), nullptr, nullptr), "ggml copies inputs");
-        check(ggml_backend_graph_compute(ours.get(), &nothing) == (lives ? GGML_STATUS_FAILED : GGML_STATUS_SUCCESS),
-              std::string(name) + " with an input that was copied");
-        check(!lives || std::string(oallama_last_error()).find("another device") != std::string::npos, "it is told");
-        check(ggml_backend_graph_compute(ours.get(), &nothing) == GGML_STATUS_SUCCESS, "the next graph has none");
+    ThirdDevice third;
+    for (const bool lives : {false, true}) {
+        const Setting    setting(resident, lives);
+        const PlanPtr    plan = plan_of(block, Cut::half);
+        const Model      model(block, plan.get());
+        const BackendPtr gpu(ggml_backend_dev_init(ggml_backend_dev_by_name(async_device::device_name), nullptr));
+        const BackendPtr ours(
+            ggml_backend_dev_init(ggml_backend_dev_by_name(lives ? "OALLAMA_Resident" : "OALLAMA"), nullptr));
+        const BackendPtr           cpu(ggml_backend_dev_init(bridge::cpu_device(), nullptr));
+        ggml_backend_t             backends[] = {third.backend.get(), gpu.get(), ours.get(), cpu.get()};
+        ggml_backend_buffer_type_t bufts[]    = {third.buft.get(), ggml_backend_get_default_buffer_type(gpu.get()),
+                                                 ggml_backend_get_default_buffer_type(ours.get()),
+                                                 ggml_backend_get_default_buffer_type(cpu.get())};
+        const SchedPtr sched(ggml_backend_sched_new(backends, bufts, 4, 256, /*parallel=*/false, /*op_offload=*/false));
+        for (const bool sent : {false, true}) {
+            const ContextPtr ctx = oallama::new_context(256, 1, 256);
+            Graph            graph;
+            graph.ctx       = ctx.get();
+            graph.gf        = ggml_new_graph_custom(ctx.get(), 256, false);
+            graph.tensors   = model.tensors();
+            ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, block.n_embd, 1);
+            ggml_set_input(x);
+            graph.x = ggml_sqr(ctx.get(), x);
+            block.build(graph);
+            for (int i = 0; i < ggml_graph_n_nodes(graph.gf); i++) {
+                ggml_tensor * node = ggml_graph_node(graph.gf, i);
+                if (!ggml_backend_supports_op(ours.get(), node)) {
+                    ggml_backend_sched_set_tensor_backend(sched.get(), node, sent ? third.backend.get() : gpu.get());
+                }
+            }
+            check(ggml_backend_sched_alloc_graph(sched.get(), graph.gf), "memory is there");
+            const bool refused = lives && sent;
+            const Told said    = told(plan.get());
+            check(said.usable != refused &&
+                      (said.problems.find("what another device computes") != std::string::npos) == refused,
+                  "told when memory is reserved: " + said.problems);
+            check((ggml_backend_sched_graph_compute(sched.get(), graph.gf) == GGML_STATUS_FAILED) == refused,
+                  "refused when it is computed");
+            ggml_backend_sched_reset(sched.get());
+        }
     }
 }
 

@@ -44,12 +44,21 @@ from oallama.placer.several import plan_over_devices
 from oallama.plan.export import Plugin, split_devices, stock_command
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
-from oallama.plan.plugin_text import plugin_text
+from oallama.plan.plugin_text import plugin_text, split_texts
 from oallama.planner.attention import AttentionRule, Problems
 from oallama.planner.decide import plan
 from oallama.planner.memory import staging_bytes
 from oallama.planner.parts import problem_in, sliced_parts
-from oallama.planner.placement import ON_DEVICE, ON_HOST, Assignment, Placement, placed_by_plan, whole_bytes
+from oallama.planner.placement import (
+    ON_DEVICE,
+    ON_HOST,
+    Assignment,
+    DeviceSplits,
+    Placement,
+    placed_by_plan,
+    placements,
+    whole_bytes,
+)
 from oallama.planner.policies.oato import oato
 from oallama.planner.policies.ranges import on_each, ranges
 from oallama.planner.policies.registry import Request
@@ -453,6 +462,37 @@ def test_what_fits_neither_card_is_split_beside_both() -> None:
     whole = WholeRanges(costs, each[0].operators, budgets).best()
     assert found.predicted is not None
     assert found.predicted.total_s < 0.9 * price(problem, LONG, whole).total_s
+
+
+@pytest.mark.parametrize("hot", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("n_expert", [0, 4])
+def test_what_is_priced_as_living_on_a_device_lives_there(n_expert: int, biased: bool, hot: bool) -> None:
+    """Behind the first device not what another one may give its input to."""
+    model = replace(DEEP, n_expert=n_expert, n_expert_used=min(2, n_expert))
+    problem = problem_over(two(0.4, 0.2, model=model, biased=biased))
+    hot_experts = (0, 2) if hot else ()
+    places = []
+    for operator, can in zip(problem.operators, problem.splittable, strict=True):
+        extent, routed = cut_extent(operator), operator.op == "MUL_MAT_ID"
+        cut = Cut(extent, 0, 0) if hot and routed else Cut(extent // 2, 0, extent - extent // 2)
+        split = can and operator.layer is not None and (routed or not n_expert or not is_ffn(operator))
+        places.append(Assignment(cut, None, hot_experts if routed else ()) if split else ON_DEVICE)
+    border, n_layers = 5, model.n_layer + 1
+    placement = Placement(tuple(places), 1, device_layers=(border - 1, n_layers - border), gg_bytes=1)
+    placement = placement.with_splits([DeviceSplits(gg_bytes=1), DeviceSplits(gg_bytes=1)])
+    text = "".join(split_texts(problem.operators, placements(problem.operators, placement), 1, [SplitSettings()] * 2))
+    told = {line.split()[1] for line in text.splitlines() if line.endswith(" resident")}
+    priced = set[str]()
+    for device, (part, own) in sliced_parts(problem, placement).items():
+        layers = [i for i, layer in enumerate(problem.graph.operator_layer) if (layer >= border) == bool(device)]
+        for block in slicer_of(part, LONG, own).cuts_of(own)[0]:
+            if block.types[0].context.resident:
+                priced |= {problem.operators[layers[i]].name for i in block.operators}
+    assert told == priced and "blk.1.attn_q.weight" in told and f"blk.{border + 1}.attn_q.weight" in told
+    assert f"blk.{border}.attn_q.weight" not in told and "blk.0.attn_q.weight" not in told
+    down = f"blk.{border}.ffn_down{'_exps' if n_expert else ''}.weight"
+    assert (down in told) is not (n_expert > 0 and biased and not hot)
 
 
 @settings(deadline=None, max_examples=30)

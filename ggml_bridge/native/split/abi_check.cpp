@@ -170,9 +170,11 @@ void check_backends(ggml_backend_dev_t cpu) {
     expect(ggml_backend_sched_alloc_graph(sched.get(), graph) && told_as_meant, "what graph_optimize is called with");
 }
 
-thread_local std::string noted; // in turn: a, b: a back end was given a graph; A, B: it was waited for
+thread_local std::string noted; // in turn: a, b: a back end was given a graph; A, B: it was waited for; >: what is
+                                // given was sent an input
 
-template <char C> ggml_status note_graph(ggml_backend_t /*backend*/, ggml_cgraph * /*graph*/) {
+template <char C> ggml_status note_graph(ggml_backend_t backend, ggml_cgraph * graph) {
+    noted += is_sent_input(backend, graph) ? ">" : "";
     noted += C;
     return GGML_STATUS_SUCCESS;
 }
@@ -188,6 +190,18 @@ bool can_b_read(ggml_backend_dev_t /*device*/, ggml_backend_buffer_type_t buft) 
 }
 
 } // namespace
+
+bool is_sent_input(ggml_backend_t backend, const ggml_cgraph * graph) {
+    const std::string ours = std::string(ggml_backend_name(backend)) + "#";
+    for (int i = 0; i < graph->n_nodes; i++) {
+        for (const ggml_tensor * src : graph->nodes[i]->src) {
+            if (src != nullptr && src->op == GGML_OP_NONE && std::strncmp(src->name, ours.c_str(), ours.size()) == 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
 
 // Blocks that live on a device compute on a stream of their own with what llama.cpp's computes there, and the other way
 // round. Nothing but ggml's scheduler orders the two: before it has a back end compute what another one did not send,
@@ -222,6 +236,7 @@ void check_order(decltype(&ggml_backend_sched_graph_compute_async) compute) {
         const size_t waited = noted.find('A', noted.find('a'));
         const size_t next   = noted.find('b');
         expect(waited < next && next != std::string::npos, "waiting for a back end before the next one computes");
+        expect((noted[next - 1] == '>') == !reads, "what inputs that are sent are called");
     }
 }
 

@@ -19,6 +19,9 @@ void check_ggml();
 // The part of check_ggml that is about the order of splits. compute: ggml's, or a test's.
 void check_order(decltype(&ggml_backend_sched_graph_compute_async) compute = ggml_backend_sched_graph_compute_async);
 
+// Whether ggml's scheduler sends the graph an input: then a source is a copy, called by the back end and what it is of.
+bool is_sent_input(ggml_backend_t backend, const ggml_cgraph * graph);
+
 struct BufferTypeApi2 {
     decltype(ggml_backend_buffer_type_i::get_name)       get_name;
     decltype(ggml_backend_buffer_type_i::alloc_buffer)   alloc_buffer;

@@ -319,9 +319,8 @@ ggml_backend_buffer_type_t plain_buft(ggml_backend_dev_t device) {
 //
 
 struct BackendContext {
-    std::shared_ptr<SplitBackend> split;        // NULL: the device computed nothing when this was made
-    ggml_backend_dev_t            memory;       // whose memory results are in; NULL: the host's
-    bool                          sent = false; // an input of the next graph was copied
+    std::shared_ptr<SplitBackend> split;  // NULL: the device computed nothing when this was made
+    ggml_backend_dev_t            memory; // whose memory results are in; NULL: the host's
 };
 
 BackendContext & context_of(ggml_backend_t backend) {
@@ -354,23 +353,31 @@ bool ggml_backend_oallama_cpy_tensor_async(ggml_backend_t backend_src, ggml_back
     if (backend_src != backend_dst && context_of(backend_dst).split) {
         logged([&] { context_of(backend_dst).split->computes_input(backend_src->device); });
     }
-    context_of(backend_dst).sent = true;
     return false;
 }
 
-// Before a graph that was sent an input, ggml's scheduler has waited for the back end that this came from, and for no
-// other: what llama.cpp's back end has computed before where blocks live may not be done. Only a third device sends.
-void check_sent(BackendContext & context) {
-    if (std::exchange(context.sent, false) && context.memory != nullptr) {
-        throw Error(OALLAMA_UNSUPPORTED, std::string("a block that lives on ") + ggml_backend_dev_name(context.memory) +
-                                             " reads what another device computes: give llama.cpp no other device");
+// Before a graph that is sent an input, ggml's scheduler waits for the back end that this comes from, and for no other:
+// what llama.cpp's back end has computed before where blocks live may not be done. Only a third device sends. A plan
+// that makes such a block is unusable as soon as llama.cpp reserves memory for its graphs, which is when it is loaded.
+void check_sent(ggml_backend_t backend, const ggml_cgraph * graph) {
+    ggml_backend_dev_t memory = context_of(backend).memory;
+    if (memory == nullptr || !is_sent_input(backend, graph)) {
+        return;
     }
+    const std::string sentence = std::string("a block that lives on ") + ggml_backend_dev_name(memory) +
+                                 " reads what another device computes: give llama.cpp no other device";
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (LoadedPlan * plan = plan_of(graph->nodes[i]->src[0]); plan != nullptr) {
+            plan->problem(sentence, false);
+        }
+    }
+    throw Error(OALLAMA_UNSUPPORTED, sentence);
 }
 
 ggml_status ggml_backend_oallama_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     ggml_status computed = GGML_STATUS_FAILED;
     const int   status   = logged([&] {
-        check_sent(context_of(backend));
+        check_sent(backend, graph);
         computed = split_of(backend).compute(graph, context_of(backend).memory);
     });
     return status == OALLAMA_OK          ? computed
@@ -381,7 +388,10 @@ ggml_status ggml_backend_oallama_graph_compute(ggml_backend_t backend, ggml_cgra
 void ggml_backend_oallama_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
                                          ggml_backend_graph_optimize_params * params) {
     // graph_compute meets the same, and can say so
-    guarded([&] { split_of(backend).prepare(graph, context_of(backend).memory, params); });
+    guarded([&] {
+        check_sent(backend, graph);
+        split_of(backend).prepare(graph, context_of(backend).memory, params);
+    });
 }
 
 const ggml_backend_i ggml_backend_oallama_i = {

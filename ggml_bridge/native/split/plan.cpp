@@ -449,7 +449,10 @@ std::vector<std::pair<std::string, ExpertUses::Totals>> LoadedPlan::uses() const
 
 void LoadedPlan::problem(const std::string & sentence, bool usable) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    problems_.push_back({sentence, usable});
+    const auto                        is_known = [&](const Problem & known) { return known.sentence == sentence; };
+    if (std::none_of(problems_.begin(), problems_.end(), is_known)) {
+        problems_.push_back({sentence, usable});
+    }
 }
 
 oallama_slice LoadedPlan::placed(size_t index) const {
