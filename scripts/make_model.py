@@ -7,7 +7,7 @@ every layer, so a synthetic 8B takes half a minute:
 
     scripts/make_model.py --like llama3-8b --type Q4_0 -o llama3-8b-q4_0.gguf
     scripts/make_model.py --like llama2-70b --layers 20 --type Q4_K -o a-quarter-of-it.gguf
-    scripts/make_model.py --matrix scripts/matrix/memory.toml    # the models of a matrix, by their file names
+    scripts/make_model.py --matrix scripts/matrix/rivals.toml    # the models of a matrix, by their file names
     scripts/make_model.py --layers 16 --embd 2048 --ff 8192 --heads 32 --kv-heads 8 --vocab 32000 --type Q4_0 -o 1b.gguf
 """
 
