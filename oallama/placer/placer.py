@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Placer(ModelOnDevice):
-    """Places one model on one device. Create it with Placer.load.
+    """Places one model on one device, or on several. Create it with Placer.load.
 
     The attributes model and operators describe the model. Measuring and loading happen when first needed.
     """
@@ -68,11 +68,10 @@ class Placer(ModelOnDevice):
         gguf_path: path, or a name as on the command line: a downloaded model ("llama3.2:1b", "USER/REPO:Q4_K_M"), or
         hf.co/USER/REPO, which is downloaded if needed. device: as for `--device`; None: all local GPUs, or none. vram:
         device memory to plan with, in bytes or e.g. "6GiB", of two devices "10GiB,6GiB"; None: the free memory.
-        vram_fill: share of it that may be
-        used. gpu_weights: largest share of the weights' bytes on the device, e.g. 0.5 or "50%". threads: CPU threads;
-        None: one per physical core. profile: a Profile or its path; None: from the cache, or measured when needed.
-        options: n_ctx, n_batch, n_ubatch (tokens), type_k, type_v (of the KV cache) and flash_attn ("auto", "on",
-        "off").
+        vram_fill: share of it that may be used. gpu_weights: largest share of the weights' bytes on the device, e.g.
+        0.5 or "50%". threads: CPU threads; None: one per physical core. profile: a Profile or its path; None: from the
+        cache, or measured when needed. options: n_ctx, n_batch, n_ubatch (tokens), type_k, type_v (of the KV cache)
+        and flash_attn ("auto", "on", "off").
         Raises ModelFileError, UsageError, ProfileError, DownloadError.
         """
         if not isinstance(gguf_path, str | os.PathLike):

@@ -126,7 +126,9 @@ class Plan:
     def __repr__(self) -> str:
         model, held = Path(self.model_path).name, self.memory
         times = f", {_times(self.predicted)}" if self.predicted else ""
-        weights = f"{format_bytes(held.weights_gpu)} of weights there, {format_bytes(held.weights_host)} on the host"
+        weights = (
+            f"{format_bytes(held.weights_gpu)} of weights on the device, {format_bytes(held.weights_host)} on the host"
+        )
         return f"<Plan {self.policy} for {model} on {self.device}: {weights}{times}>"
 
     def n_on(self, backend: Backend) -> int:

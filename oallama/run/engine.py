@@ -60,8 +60,8 @@ class Engine:
     """A model loaded as planned, from Placer.engine. Use it in a `with` statement. Threads may share it: requests are
     computed in turns.
 
-    plan: as loaded; if the device had less memory than planned, more of the split operators is on the host, and
-    warnings says so. memory: bytes taken. device: its name. url, api_key: of llama-server's HTTP interface; OpenAI's
+    plan: as loaded; if the device had less memory than planned, slices that did not fit are on the host, and warnings
+    says so. memory: bytes taken. device: its name. url, api_key: of llama-server's HTTP interface; OpenAI's
     clients use url + /v1. n_ctx: largest number of tokens of a conversation.
     """
 
@@ -131,7 +131,7 @@ class Engine:
 
     def __repr__(self) -> str:
         held = self.memory
-        places = f"{format_bytes(held.device_bytes)} there, {format_bytes(held.host_bytes)} on the host"
+        places = f"{format_bytes(held.device_bytes)} on the device, {format_bytes(held.host_bytes)} on the host"
         closed = ", closed" if self._is_closed else ""
         return f"<Engine {Path(self.model.path).name} on {self.device}: {self.plan.policy}, {places}{closed}>"
 

@@ -37,8 +37,8 @@ CLOSED = "this Llama is closed; create a new one"
 class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
     """A llama_cpp.Llama, which Placer.llama makes. Use it in a `with` statement, or close it.
 
-    plan: as it was loaded: where the device had less room than thought, more of the split operators is on the host,
-    which warnings says. device: its name. memory: bytes that it takes there and on the host.
+    plan: as loaded; if the device had less memory than planned, slices that did not fit are on the host, and warnings
+    says so. device: its name. memory: bytes taken.
     """
 
     plan: Plan
