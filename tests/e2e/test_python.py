@@ -114,7 +114,9 @@ def test_an_unknown_keyword_of_an_engine_is_refused(placer: Placer, plan: Plan) 
 
 
 def test_a_plan_is_shown_in_one_line_and_in_some(plan: Plan) -> None:
-    assert re.fullmatch(rf"<Plan cpu for {FILE} on none: 0 B of weights there, [\d.]+ MiB on the host>", repr(plan))
+    assert re.fullmatch(
+        rf"<Plan cpu for {FILE} on none: 0 B of weights on the device, [\d.]+ MiB on the host>", repr(plan)
+    )
     name, load, _, operators, predicted = plan.summary().splitlines()[:5]
     assert name == f"{FILE} on none, policy cpu"
     assert load.startswith("for 64 prompt and 16 generated tokens in a context of ")
