@@ -147,9 +147,6 @@ def command(
     if profile is not None and (cores is not None or ram_speed is not None):
         raise UsageError("--profile has a CPU's times and cannot be combined with --cores or --ram-speed")
     host = pc(cores, ram_speed) if cores is not None or ram_speed is not None else None
-    chosen = rows or tuple((CARDS[name],) for name in USUAL_CARDS)
-    if memory_bytes is not None:
-        chosen = tuple(tuple(replace(card, memory_bytes=memory_bytes) for card in cards) for cards in chosen)
     from oallama.model.memory import NoAllocLoader
 
     # it loads llama.cpp while the rest is imported and the model is read, but not while the CPU is timed
@@ -162,7 +159,7 @@ def command(
         if not as_json:
             emit(what_if_head(placer.model, workload, host))
         with busy("predicting"):
-            alone, found = alone_and_beside(placer, chosen, workload, **given(policy=policy))
+            alone, found = alone_and_beside(placer, _cards(rows, memory_bytes), workload, **given(policy=policy))
         predicted = []
         for row in each_awaited(found, "predicting"):
             predicted.append(row)
@@ -176,6 +173,14 @@ def command(
         emit(what_if_foot(placer.model, workload, alone, predicted, policy or "auto", host))
     if chart is not None:
         deliver(what_if_chart(placer.model, workload, predicted), chart)
+
+
+def _cards(rows: tuple[tuple[Card, ...], ...] | None, memory_bytes: int | None) -> tuple[tuple[Card, ...], ...]:
+    """The cards of each row, by default one of the usual cards each. memory_bytes: of every card; None: its own."""
+    chosen = rows or tuple((CARDS[name],) for name in USUAL_CARDS)
+    if memory_bytes is None:
+        return chosen
+    return tuple(tuple(replace(card, memory_bytes=memory_bytes) for card in cards) for cards in chosen)
 
 
 def placer_on(
