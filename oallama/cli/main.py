@@ -111,8 +111,13 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command. An unknown command is an error that suggests one."""
+        """Find the command; `help COMMAND` is its --help. An unknown command is an error that suggests one."""
         word = str(args[0])
+        if word == "help":
+            if len(args) < 2:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            word, args = args[1], [args[1], "--help"]
         if word in COMMANDS or word.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         meant = _meant(word, args)

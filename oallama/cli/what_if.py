@@ -6,6 +6,7 @@ import os.path
 import sys
 import tempfile
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,7 +78,9 @@ def file_or_shape(word: str) -> str:
     if is_here or names_the_hub(word) or find_model(word) is not None:
         return model_file(word)
     if (found := popular(word)) is None:
-        raise UsageError(f"{unknown_model(word)}; known by name: {', '.join(POPULAR)}")
+        close = get_close_matches(word.lower(), POPULAR, 1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        raise UsageError(f"{unknown_model(word)}{meant}; known by name: {', '.join(POPULAR)}")
     from oallama.core.temporary import temporary_folder
     from oallama.model.shape_file import write_empty
 

@@ -18,6 +18,7 @@ import pytest
 from e2e.races import FASTER, LOAD, SLOWER, Measured, racing
 
 from oallama.autotune.run import LEAST_BUDGET_S, Tuning, stock_at_once, tune, unsettled
+from oallama.cli.autotune import tuning_gain
 from oallama.cli.chat.command import chat_workload
 from oallama.cli.placement import PlacementOptions
 from oallama.cli.policy import PolicyOptions
@@ -31,6 +32,7 @@ from oallama.placer.drafter import DraftModel
 from oallama.placer.tuned import in_tuned_context, result_key, tuned_plan
 from oallama.plan.plan import Plan
 from oallama.profile.store import FOLDER_VARIABLE
+from oallama.report.text import policy_on
 from oallama.tuned.classes import WorkloadClass, class_of
 from oallama.tuned.result import ClassResult
 from oallama.tuned.store import read_result, result_path, write_result
@@ -157,6 +159,9 @@ def test_run_chat_and_serve_use_the_plan_that_won_for_their_class_to_the_byte(
             plan, is_unknown = asked.expecting(4).made_plan(on, workload)
             assert plan.to_json() == found.plan(found[kind].plan).to_json()
             assert is_unknown == (workload.n_past > 0), "after a history the nearest class counts"
+            if is_unknown:
+                told = tuning_gain(on, workload, plan)
+                assert told.startswith(f"using {policy_on(plan.policy, plan.device)} as for short questions; measure ")
 
 
 def test_the_nearest_class_serves_those_that_nothing_was_measured_for(placer: Placer) -> None:

@@ -94,6 +94,7 @@ def test_an_interrupt_stays_one_whatever_is_made_of_it(failing):
         ("frobnicate", "unknown command 'frobnicate' (see oallama --help)"),
         ("rnu x.gguf", "unknown command 'rnu'; did you mean `oallama run`?"),
         ("server", "unknown command 'server'; did you mean `oallama serve`?"),
+        ("help rnu", "did you mean `oallama run`?"),
         ("ls", "unknown command 'ls'; did you mean `oallama list`?"),
         ("model.gguf 'Why is it so?'", "to run it: oallama run model.gguf 'Why is it so?'"),
         ("'Once upon a time'", "unknown command 'Once upon a time'; to run it: oallama run 'Once upon a time'"),
@@ -167,7 +168,14 @@ def test_help_fits_a_screen_and_all_of_help_names_every_option(capsys, monkeypat
         assert {*option.opts} <= words
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_of_a_command_may_be_asked_for_by_a_word(capsys):
+    assert cli_main.exit_code(["help", "tune"]) == 0
+    by_word = capsys.readouterr().out
+    assert cli_main.exit_code(["tune", "--help"]) == 0
+    assert by_word == capsys.readouterr().out != ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
 def test_the_start_page_groups_commands(capsys, arguments):
     assert cli_main.exit_code(arguments) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -375,7 +375,8 @@ def test_what_fit_is_taken_to_give_each_device_fits_it(sizes, free, has_experts)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["what-if", "no.gguf", "--gpu", "rtx9090"], "unknown card 'rtx9090'; choose from gtx1650-4"),
+        (["what-if", "no.gguf", "--gpu", "rtx9090"], "unknown card 'rtx9090' (did you mean rtx5090?); choose from gtx1650-4"),
+        (["what-if", "no.gguf", "--gpu", "teapot"], "unknown card 'teapot'; choose from gtx1650-4"),
         (["what-if", "no.gguf", "--gpu", ","], "unknown card"),
         (["what-if", "no.gguf", "--gpu", "rtx3060+rtx9090"], "unknown card 'rtx9090'"),
         (["what-if", "no.gguf", "--chart", "cards.pdf"], "name a file that ends in .svg"),
@@ -386,6 +387,7 @@ def test_what_fit_is_taken_to_give_each_device_fits_it(sizes, free, has_experts)
         (["what-if", "no.gguf"], "no.gguf"),
         (["what-if", "llama9", "--cores", "4"], "llama9 is neither a GGUF file nor a downloaded model"),
         (["what-if", "llama9", "--cores", "4"], "; known by name: llama-3.2-1b, "),
+        (["what-if", "gema-3-27b", "--cores", "4"], "(did you mean gemma-3-27b?); known by name: "),
         (["what-if", "gpt-oss-20b:Q4_K", "--cores", "4"], "must be a multiple of 256 for Q4_K; choose another type"),
         (["simulate", "m.gguf", "--machine", "pdp-11"], "pc-24gb"),
         (["simulate", "m.gguf", "p.json", "--policy", "oato"], "--policy"),
