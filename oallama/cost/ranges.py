@@ -3,7 +3,7 @@
 llama.cpp gives the layers from first_device_layer on to its devices in their order (`-ts`), so each has one range.
 Within it the price is that of one device (cost/whole.py); where a range ends, one activation is copied to the next
 device. The layers before are the host's. Of a large batch the first device computes what the host has plain, whichever
-device its layer is on: those inputs' second copies are not counted.
+device its layer is on, and what lies between these and has no weights: copies of the residual stream are not counted.
 """
 
 from __future__ import annotations

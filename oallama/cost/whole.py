@@ -180,6 +180,8 @@ class Costs:
     non_matmul_device_s: float
     offloaded: tuple[bool, ...] = ()  # for each operator, whether llama.cpp computes it on the device in large batches
     # though the host has it; (): none
+    to_first: TransferRates | None = None  # of several devices that is the first, and this one is behind it: rates of
+    # copies between the two
     sides_s: tuple[tuple[float, float], ...] = field(init=False, compare=False, repr=False)  # (T_c, T_g or infinite)
     large: tuple[Pass, ...] = field(init=False, compare=False, repr=False)  # passes, for which it does
     small: tuple[Pass, ...] = field(init=False, compare=False, repr=False)
@@ -231,7 +233,13 @@ def transfer_seconds(
 ) -> float:
     """Seconds of device copies over all passes, between the layers of the window (None: all). What is offloaded in a
     large batch is on the device there, and takes norms and attention along; slices are the split backend's, which
-    nobody offloads."""
+    nobody offloads. What another device computes is not on this one, but crosses to that one and back."""
+    if costs.to_first is not None:
+        moved = device_copies(costs.graph, on_device, first_device_layer, window)
+        first, last = (0, len(on_device)) if window is None else costs.graph.operators_of(window)
+        crosses = any(costs.offloaded[i] and not on_device[i] and i not in sliced for i in range(first, last))
+        large = (costs.to_first if crosses else costs.rates).over(moved, costs.large)
+        return large + costs.rates.over(moved, costs.small)
     offloaded: Sequence[bool] = costs.offloaded if costs.large else ()
     if sliced:
         offloaded = [off and i not in sliced for i, off in enumerate(offloaded)]

@@ -99,9 +99,8 @@ class BlockContexts:
         ]
         uses = first_layer <= self._problem.graph.n_layer
         inside = frozenset(i for block, _ in found for i in block.operators)
-        is_resident = residents(
-            operators, on_device, first_layer, self._problem.profile.takes_residents, self._problem.behind_first, within
-        )
+        takes, behind = self._problem.profile.takes_residents, self._problem.first is not None
+        is_resident = residents(operators, on_device, first_layer, takes, behind, within)
         # the slices of these are between neighbours on the device, which they cross to and from by themselves
         at = (
             tuple(is_device or resident for is_device, resident in zip(on_device, is_resident, strict=True)),

@@ -40,7 +40,7 @@ def problem_in(problem: Problem, device: int, window: Window) -> Problem:
         graph=on.graph.part(window),
         routing=routing,
         no_alloc_load=_never_loaded,
-        behind_first=device > 0,
+        first=problem_in(problem, 0, window) if device else None,
     )
 
 

@@ -62,7 +62,7 @@ class Problem:
     flash_attn: FlashAttention = "auto"  # the mode of the profile's attention; "auto": all of them
     allows: Callable[[Workload], bool] = lambda workload: True  # whether attention may have this micro-batch
     devices: tuple[Problem, ...] = ()  # (): there is one
-    behind_first: bool = False  # a part of a model (planner/parts.py), on another device than the first of several
+    first: Problem | None = None  # of layers on a device behind the first of several (planner/parts.py): on the first
     kernels: Kernels = field(init=False, compare=False, repr=False)
     splittable: tuple[bool, ...] = field(init=False, compare=False, repr=False)  # of each operator
 
@@ -81,7 +81,8 @@ class Problem:
         step = DecodeStep(step.n_parallel, step.n_draft)
         if step == self.step or all(operator.op != "MUL_MAT_ID" for operator in self.operators):
             return self
-        return replace(self, step=step, devices=tuple(device.of_step(step) for device in self.devices))
+        devices, first = tuple(device.of_step(step) for device in self.devices), self.first and self.first.of_step(step)
+        return replace(self, step=step, devices=devices, first=first)
 
     def runtime_bytes(self, workload: Workload, n_instances: int = 1) -> int:
         """Bytes that so many instances of the device's back end take for themselves."""
@@ -107,6 +108,10 @@ def costs_over(
 ) -> Costs:  # fmt: skip
     """Prices over these passes. layouts: in which the host holds each operator; None: in the fastest over them. mapped:
     whether llama.cpp maps the file, as it does where nothing is sliced."""
+    if problem.first is not None:
+        first = costs_over(problem.first, over, llama_uses_device, layouts, mapped)
+        own = costs_over(replace(problem, first=None), over, llama_uses_device, layouts, mapped)
+        return _behind(own, problem.profile, first, problem.first.profile)
     profile, n_run = problem.profile, problem.graph.n_run
     stream = weight_stream(profile, mapped) if llama_uses_device else None
     operators = operator_costs(problem.kernels, problem.operators, n_run, over, stream, layouts)
@@ -124,18 +129,31 @@ def costs_over(
 def device_costs(
     problem: Problem, over: tuple[Pass, ...], layouts: Sequence[str] | None = None, mapped: bool = True
 ) -> tuple[DeviceCosts, ...]:
-    """Prices over these passes on each of several devices. What the host has is computed as beside the first, to which
-    alone llama.cpp streams it. layouts, mapped: as in costs_over."""
+    """Prices over these passes on each of several devices. layouts, mapped: as in costs_over."""
     first, *others = (costs_over(device, over, layouts=layouts, mapped=mapped) for device in problem.devices)
     found = [DeviceCosts(first, (), problem.devices[0].profile.is_remote)]
     for number, costs in enumerate(others, start=1):
-        operators = tuple(
-            replace(host, t_gpu_s=own.t_gpu_s) for host, own in zip(first.operators, costs.operators, strict=True)
-        )
         *before, here = (device.profile for device in problem.devices[: number + 1])
         entered = tuple(between_devices(profile, here) for profile in before)
-        found.append(DeviceCosts(replace(costs, operators=operators, offloaded=()), entered, here.is_remote))
+        found.append(DeviceCosts(_behind(costs, here, first, before[0]), entered, here.is_remote))
     return tuple(found)
+
+
+def _behind(own: Costs, profile: Profile, first: Costs, first_profile: Profile) -> Costs:
+    """Prices on a device behind the first of several. Of a large batch llama.cpp streams what the host has to the first
+    alone, which computes it; so its inputs and results cross between these two."""
+    operators = tuple(
+        replace(host, t_gpu_s=here.t_gpu_s) for host, here in zip(first.operators, own.operators, strict=True)
+    )
+    if not any(first.offloaded):
+        return replace(own, operators=operators, offloaded=())
+    rates = replace(
+        own.rates,
+        copy_in=between_devices(first_profile, profile),
+        copy_out=between_devices(profile, first_profile),
+        split_s=own.rates.split_s + first.rates.split_s,
+    )
+    return replace(own, operators=operators, offloaded=first.offloaded, to_first=rates)
 
 
 def with_layouts(problem: Problem, workload: Workload, placement: Placement) -> Placement:

@@ -380,18 +380,42 @@ def test_of_experts_each_card_has_attention_first() -> None:
 
 
 @settings(deadline=None)
-@given(world=worlds(), data=st.data())
-def test_a_part_by_itself_costs_what_its_range_costs(world: World, data: st.DataObject) -> None:
-    """Of whole operators: the layers of a device with the host's before them, or those behind another device's."""
-    problem, n_layer = problem_over([world]), world.model.n_layer
+@given(world=worlds(), another=worlds(), data=st.data())
+def test_a_part_by_itself_costs_what_its_range_costs(world: World, another: World, data: st.DataObject) -> None:
+    """Of whole operators: the layers of a device with the host's before them, or those behind another device's, which
+    streams what the host has."""
+    problem, n_layer = problem_over([world, replace(world, card=another.card)]), world.model.n_layer
     window = begin, end = data.draw(st.sampled_from([(a, b) for b in range(1, n_layer + 2) for a in range(b)]))
     first = begin or data.draw(st.integers(0, end - 1))
     sides = [layer >= first and data.draw(st.booleans()) for layer in problem.graph.operator_layer]
     low, high = problem.graph.operators_of(window)
-    costs = costs_of(problem.devices[0], world.workload, "mixed")
-    own = costs_over(problem_in(problem, 0, window), costs.passes, layouts=costs.layouts[low:high])
+    device = 1 if begin else 0
+    costs = device_costs(problem, passes(world.workload, "mixed"))[device].costs
+    own = costs_over(problem_in(problem, device, window), costs.passes, layouts=costs.layouts[low:high])
     of_part = placement_seconds(own, sides[low:high], first - begin)
     assert of_part == pytest.approx(range_seconds(costs, first, end, sides, from_host=not begin))
+
+
+def test_what_the_host_has_of_a_later_cards_layers_is_streamed_to_the_first() -> None:
+    """In large batches, whose inputs and results cross between the cards."""
+    problem = problem_over(two(0.4, 0.2))
+    workload = replace(LONG, n_prompt=512, n_gen=1)
+    window = 5, 9
+    own, first = (
+        costs_of(replace(problem_in(problem, device, window), first=None), workload, "prefill") for device in (1, 0)
+    )
+    behind = costs_of(problem_in(problem, 1, window), workload, "prefill")
+    assert all(here.t_cpu_s > there.t_cpu_s for here, there in zip(own.operators, first.operators, strict=True))
+    assert [one.t_cpu_s for one in behind.operators] == [one.t_cpu_s for one in first.operators]
+    assert [one.t_gpu_s for one in behind.operators] == [one.t_gpu_s for one in own.operators]
+    there = [True] * len(behind.operators)
+    assert placement_seconds(behind, there, 0) == placement_seconds(own, there, 0)
+    ffn = [not is_ffn(o) for o in problem_in(problem, 1, window).operators]
+    as_from_host = replace(behind, to_first=None, offloaded=())
+    assert placement_seconds(behind, ffn, 0) > placement_seconds(as_from_host, ffn, 0)
+    assert placement_seconds(behind, ffn, 0, {i for i, here in enumerate(ffn) if not here}) == placement_seconds(
+        as_from_host, ffn, 0, {i for i, here in enumerate(ffn) if not here}
+    ), "slices are the split back end's"
 
 
 def cut_like(problem: Problem, workload: Workload, border: int, gg: float, cg: float, alone: bool) -> Placement | None:
