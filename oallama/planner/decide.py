@@ -189,6 +189,6 @@ def seconds_in(problem: Problem, decision: VerifiedPlan, n_ubatch: int, phase: P
     placement, workload = decision.placement, replace(decision.workload, n_ubatch=n_ubatch)
     splits = list(placement.device_splits)
     for device, (part, own) in sliced_parts(problem, placement).items():
-        if own.token_assignment:
-            splits[device] = slicer_of(part, workload, own).with_n_g(own).device_splits[0]
-    return price(problem, workload, placement.with_splits(splits)).over(phase)
+        if own.split.settings.token_assignment:
+            splits[device] = slicer_of(part, workload, own).with_n_g(own).split
+    return price(problem, workload, replace(placement, splits=tuple(splits))).over(phase)

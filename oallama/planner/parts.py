@@ -48,7 +48,8 @@ def placement_in(problem: Problem, placement: Placement, device: int, window: Wi
     """Return the part of a placement over several devices that is in these layers of one, for problem_in."""
     first, behind = problem.graph.operators_of(window)
     return replace(
-        placement.with_splits([placement.device_splits[device]]),
+        placement,
+        splits=(placement.device_splits[device],),
         assignments=placement.assignments[first:behind],
         first_device_layer=max(0, placement.first_device_layer - window[0]),
         device_layers=(),

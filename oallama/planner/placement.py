@@ -21,7 +21,6 @@ from oallama.core.types import (
     Predicted,
     SplitSettings,
     StockOptions,
-    StreamSettings,
     Workload,
     devices_with_n_g,
     is_split,
@@ -73,10 +72,10 @@ ON_HOST, ON_DEVICE = Assignment(Cut(1, 0, 0)), Assignment(Cut(0, 0, 1))
 class DeviceSplits:
     """Bytes and settings of the split back end beside one device."""
 
-    gg_bytes: int = 0
-    hot_bytes: int = 0
-    staging_bytes: int = 0
-    twice_bytes: int = 0
+    gg_bytes: int = 0  # of split operators' weights on the device
+    hot_bytes: int = 0  # of experts that the device has besides
+    staging_bytes: int = 0  # of the device: ring and activations
+    twice_bytes: int = 0  # of the host: second copies of CC
     settings: SplitSettings = field(default_factory=SplitSettings)
 
     @property
@@ -105,16 +104,9 @@ class Placement:
     seconds: float = 0.0  # predicted over the passes of a phase
     iterations: int = 0  # of Algorithm 1
     converged: bool = True
-    gg_bytes: int = 0  # of split operators' weights on the device
-    hot_bytes: int = 0  # of experts that the device has besides
-    staging_bytes: int = 0  # of the device: ring and activations
-    twice_bytes: int = 0  # of the host: second copies of CC
-    streaming: StreamSettings | None = None  # None: nothing is streamed
-    token_assignment: tuple[tuple[int, int], ...] = ()  # n_g by batch size
-    residents: bool = True  # whether blocks live on the device where their neighbours are there
+    splits: tuple[DeviceSplits, ...] = (DeviceSplits(),)  # beside each device; fewer where the last ones have none
     n_ubatch: int | None = None  # tokens of a micro-batch that it is for; None: the workload's
     stock: StockOptions | None = None  # of stock llama.cpp's own configuration, which chooses the host's layouts
-    behind_first: tuple[DeviceSplits, ...] = ()  # of several devices, what the split back end needs beside the others
     device_layers: tuple[int, ...] = ()  # of several devices, how many layers each has, from first_device_layer on; the
     # output counts as one behind the last; (): there is one device
     notes: tuple[str, ...] = field(default=(), compare=False)  # how it was found, for whoever reads the plan
@@ -133,44 +125,19 @@ class Placement:
         return tuple(assignment.is_device for assignment in self.assignments)
 
     @property
+    def split(self) -> DeviceSplits:
+        """What the split back end has beside the first device."""
+        return self.splits[0]
+
+    @property
     def split_settings(self) -> tuple[SplitSettings, ...]:
         """Settings of the split back end for each device."""
-        first = SplitSettings(self.token_assignment, self.streaming, self.residents)
-        return (first, *(beside.settings for beside in self.behind_first))
+        return tuple(beside.settings for beside in self.splits)
 
     @property
     def device_splits(self) -> tuple[DeviceSplits, ...]:
-        """Bytes and settings of the split back end for each device."""
-        first = DeviceSplits(
-            self.gg_bytes, self.hot_bytes, self.staging_bytes, self.twice_bytes, self.split_settings[0]
-        )
-        n_others = len(self.device_layers) - 1
-        return (first, *self.behind_first, *(DeviceSplits() for _ in range(n_others - len(self.behind_first))))
-
-    def with_splits(self, splits: Sequence[DeviceSplits]) -> Placement:
-        """The placement with other bytes and settings of the split back end. splits: as device_splits gives them."""
-        first, *others = splits
-        return replace(
-            self,
-            gg_bytes=first.gg_bytes,
-            hot_bytes=first.hot_bytes,
-            staging_bytes=first.staging_bytes,
-            twice_bytes=first.twice_bytes,
-            streaming=first.settings.streaming,
-            token_assignment=first.settings.token_assignment,
-            residents=first.settings.residents,
-            behind_first=tuple(others),
-        )
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of weights that the split back end has on the first device."""
-        return self.gg_bytes + self.hot_bytes
-
-    @property
-    def device_bytes(self) -> int:
-        """These, and what slices need beside them."""
-        return self.held_bytes + self.staging_bytes
+        """What the split back end has beside each device."""
+        return (*self.splits, *(DeviceSplits() for _ in range(len(self.device_layers) - len(self.splits))))
 
     @property
     def cache_bytes(self) -> int:
@@ -333,7 +300,7 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> P
         for number, n_bytes in enumerate(staging)
     ]
     first_device_layer = n_layer + 1 - plan.n_gpu_layers
-    return Placement(assignments, first_device_layer, device_layers=layers, stock=plan.stock).with_splits(splits)
+    return Placement(assignments, first_device_layer, splits=tuple(splits), device_layers=layers, stock=plan.stock)
 
 
 def unmeasured_cpu_record(
@@ -374,17 +341,17 @@ def unmeasured_record(
 def plan_record(decision: VerifiedPlan, model: ModelInfo, operators: Sequence[Operator], device: str) -> Plan:
     placement = decision.placement
     used = device if placement.uses_device(model.n_layer) else "none"
-    behind_first = placement.split_settings[1:]
+    first, *behind_first = placement.split_settings
     while behind_first and behind_first[-1] == SplitSettings():
-        behind_first = behind_first[:-1]
+        behind_first.pop()
     return replace(
         unmeasured_record(model, operators, decision.workload, placement, decision.memory, decision.policy, used),
         predicted=decision.predicted,
-        token_assignment=placement.token_assignment,
-        streaming=placement.streaming,
+        token_assignment=first.token_assignment,
+        streaming=first.streaming,
         notes=decision.notes,
-        residents=placement.residents,
-        behind_first=behind_first,
+        residents=first.residents,
+        behind_first=tuple(behind_first),
     )
 
 

@@ -31,7 +31,7 @@ def price(problem: Problem, workload: Workload, placement: Placement) -> Predict
     sliced: dict[int, SlicePlan] = {}
     for device, (part, own) in sliced_parts(problem, placement).items():
         slicer = slicer_of(part, workload, own)
-        sliced[device] = slicer.priced(*slicer.cuts_of(own), own.token_assignment)
+        sliced[device] = slicer.priced(*slicer.cuts_of(own), own.split.settings.token_assignment)
     if placement.device_layers:
         layouts = host_layouts(problem, workload, placement)
 
@@ -119,7 +119,7 @@ def seen_passes(
     if not placement.is_sliced:
         return ()
     problem, placement = next(iter(sliced_parts(problem, placement).values()))  # of several devices the first
-    slicer, table = slicer_of(problem, plan.workload, placement), placement.token_assignment
+    slicer, table = slicer_of(problem, plan.workload, placement), placement.split.settings.token_assignment
     cut_blocks = [
         (block, (cost, cut))
         for block, (cost, cut) in zip(*slicer.cuts_of(placement), strict=True)

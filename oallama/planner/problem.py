@@ -170,7 +170,7 @@ def with_layouts(problem: Problem, workload: Workload, placement: Placement) -> 
 
 def own_bytes(problem: Problem, placement: Placement) -> int:
     """Bytes of operators and slices on the device, with what the slices need beside them, and of the expert cache."""
-    return whole_bytes(problem.operators, placement.on_device) + placement.device_bytes + placement.cache_bytes
+    return whole_bytes(problem.operators, placement.on_device) + placement.split.device_bytes + placement.cache_bytes
 
 
 def measured(
@@ -192,15 +192,15 @@ def measured(
             beside.twice_bytes - beside.gg_bytes for beside in placement.device_splits
         )
         return summed(tuple(map(of_device, problem.devices, taken.devices, placement.device_splits)), weights_host)
-    weights_host = taken.weights_host + placement.twice_bytes - placement.gg_bytes
+    weights_host = taken.weights_host + placement.split.twice_bytes - placement.split.gg_bytes
     return memory_breakdown(
         problem.capacity(taken) if capacity is None else capacity,
         problem.vram_fill,
-        taken.weights_gpu + placement.held_bytes + placement.cache_bytes,
+        taken.weights_gpu + placement.split.held_bytes + placement.cache_bytes,
         weights_host,
         taken.kv,
         taken.compute,
-        placement.staging_bytes,
+        placement.split.staging_bytes,
         problem.runtime_bytes(workload, n_computing(problem, placement)),
     )
 

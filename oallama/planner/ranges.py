@@ -150,16 +150,17 @@ class WholeRanges:
             if before is not None:
                 seconds += entry_seconds(self._devices[part.device], before.device, part.window[0])
             counts[part.device] = part.window[1] - part.window[0] - part.placement.first_device_layer
-            splits[part.device] = part.placement.device_splits[0]
+            splits[part.device] = part.placement.split
         own = tuple(assignment for part in parts for assignment in part.placement.assignments)
         there = self._there(border, behind)
         return Placement(
             (*own, *whole_assignments(there[len(own) :])),
             parts[0].placement.first_device_layer,
             seconds,
+            splits=tuple(splits),
             device_layers=tuple(counts),
             notes=tuple(dict.fromkeys(note for part in parts for note in part.placement.notes)),
-        ).with_splits(splits)
+        )
 
     def _budget(self, device: int, begin: int, end: int) -> int:
         return self._budgets[device](min(end, self._n_layer) - begin)

@@ -182,7 +182,7 @@ def _sliced(
     problem: Problem, workload: Workload, placement: Placement
 ) -> tuple[Iterator[Activity], Iterator[Activity]]:
     slicer = slicer_of(problem, workload, placement)
-    plan = slicer.priced(*slicer.cuts_of(placement), placement.token_assignment)
+    plan = slicer.priced(*slicer.cuts_of(placement), placement.split.settings.token_assignment)
     names = [_block_name([problem.operators[i] for i in block.operators]) for block in plan.blocks]
     inside = frozenset(i for block in plan.blocks for i in block.operators)
     until = [0.0, *accumulate(block.inter_block_share / len(names) for block in plan.blocks)]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from oallama.core.errors import PlanError
-from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, StreamSettings, Workload
+from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, SplitSettings, StreamSettings, Workload
 from oallama.cost.experts import ExpertUse, expert_use, experts_alike, of_step
 from oallama.cost.following import FEWEST_EXPERTS, following
 from oallama.cost.passes import Pass, decode_pass, passes
@@ -39,7 +39,7 @@ from oallama.planner.cutting import (
 )
 from oallama.planner.knapsack import OptionCosts, solve_knapsack
 from oallama.planner.memory import most_n_g, most_streamed, ring_bytes, slot_bytes, staging_bytes
-from oallama.planner.placement import Assignment, Placement
+from oallama.planner.placement import Assignment, DeviceSplits, Placement
 from oallama.planner.problem import Problem
 
 
@@ -322,12 +322,14 @@ class Slicer:
     def with_n_g(self, placement: Placement) -> Placement:
         """The same slices, which may have been made for another workload, with n_g solved anew where prompts have
         any."""
-        if not placement.token_assignment:
+        split = placement.split
+        if not split.settings.token_assignment:
             return placement
         counted = count_blocks(self.cuts_of(placement)[1])
         lengths = sorted({p.n_tokens for p in passes(self.workload, "prefill")})
         table = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)
-        return replace(placement, token_assignment=table)
+        split = replace(split, settings=replace(split.settings, token_assignment=table))
+        return replace(placement, splits=(split, *placement.splits[1:]))
 
     def cuts_of(self, placement: Placement) -> tuple[list[Block], CutBlocks]:
         """The blocks of a placement, as its slices cut them. Raises PlanError if one is cut that cannot be cut
@@ -344,15 +346,15 @@ class Slicer:
     def _as_cut(self, block: Block, placement: Placement) -> tuple[BlockType, Cut]:
         """A block as its first operator is cut, in the layout that it was given, with the use of its hot experts."""
         i = block.operators[0]
-        assignment = placement.assignments[i]
+        assignment, settings = placement.assignments[i], placement.split.settings
         cost = block.in_layout(assignment.layout) or self.fastest(block.types)
         cut, n_hot = assignment.cut if assignment.is_split else cost.all_host, len(assignment.hot_experts)
         if n_hot:
             alike = of_step(experts_alike(cost.n_expert), cost.gemms[0].mul_mat, self._problem.step)
             use: ExpertUse = self._uses.get(self._problem.operators[i].layer or 0) or alike
-            follows = placement.streaming is not None and placement.streaming.exchange != "off" and n_hot > 1
+            follows = settings.streaming is not None and settings.streaming.exchange != "off" and n_hot > 1
             cost = replace(cost, use=following(use) if follows else use)
-        holds = placement.token_assignment and cost.takes_n_g
+        holds = settings.token_assignment and cost.takes_n_g
         return cost.in_split if holds else cost, cut._replace(n_hot=n_hot)
 
     def priced(
@@ -399,17 +401,13 @@ class Slicer:
             hot_bytes += cost.weight_bytes(cut) if cut.n_hot else 0
             for i in block.operators:
                 assignments[i] = Assignment(cut._replace(n_hot=0), layout, experts)
+        streaming, held = self._stream_settings(plan) if self._streams else None, plan.weights_bytes - hot_bytes
+        settings = SplitSettings(plan.token_assignment, streaming, self._problem.profile.takes_residents)
         return replace(
             placement,
             assignments=tuple(assignments),
             seconds=plan.predicted(self.workload).over(phase),
-            gg_bytes=plan.weights_bytes - hot_bytes,
-            hot_bytes=hot_bytes,
-            staging_bytes=plan.staging_bytes,
-            twice_bytes=plan.twice_bytes,
-            streaming=self._stream_settings(plan) if self._streams else None,
-            token_assignment=plan.token_assignment,
-            residents=self._problem.profile.takes_residents,
+            splits=(DeviceSplits(held, hot_bytes, plan.staging_bytes, plan.twice_bytes, settings),),
         )
 
     def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
@@ -438,7 +436,7 @@ def may_follow(problem: Problem) -> bool:
 
 def slicer_of(problem: Problem, workload: Workload, placement: Placement) -> Slicer:
     """The search as that went which found these slices, for another workload."""
-    streaming = placement.streaming
+    streaming = placement.split.settings.streaming
     return Slicer(
         problem,
         workload,

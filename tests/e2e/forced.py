@@ -5,26 +5,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gguf_factory import write_gguf
 
-from oallama.core.types import DecodeStep, Operator
+from oallama.core.types import DecodeStep, Operator, SplitSettings
 from oallama.cost.blocks import is_ffn, slice_weights
 from oallama.cost.slices import Cut
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 from oallama.planner.memory import memory_breakdown
-from oallama.planner.placement import ON_DEVICE, Assignment, Placement, unmeasured_record
+from oallama.planner.placement import ON_DEVICE, Assignment, DeviceSplits, Placement, unmeasured_record
 from oallama.run.engine import Engine
 
 if TYPE_CHECKING:
     from oallama.run.placed_llama import PlacedLlama
 
 N_CTX, N_UBATCH = 256, 64
+SETTINGS = tuple(field.name for field in fields(SplitSettings))
 ENDLESS_CTX = 32768  # whose end no answer reaches while a test looks
 
 Where = Callable[[Operator], bool]
@@ -94,12 +95,12 @@ def forced(
     probe: bool = True,
     step: DecodeStep = DecodeStep(),  # noqa: B008 - frozen
     n_outputs: int = 0,
-    **fields: Any,
+    **others: Any,
 ) -> Forced:
     """A plan of `path`, with room for the logits of all tokens, which tests read. whole: operators that go to the
     device uncut, and with them norms and KV. layout: in host memory, of what has a share. hot: experts that the device
-    has besides. probe False: its memory breakdown is not filled. step: of decode. n_outputs: as Workload's. fields: of
-    a Placement."""
+    has besides. probe False: its memory breakdown is not filled. step: of decode. n_outputs: as Workload's. others: of
+    a Placement, or of its SplitSettings."""
     placer = Placer.load(path, device=device, threads=1, n_ctx=n_ctx, n_ubatch=N_UBATCH, flash_attn="on")
     model, operators = placer.model, placer.operators
     places = tuple(
@@ -111,7 +112,9 @@ def forced(
         for operator, cut in zip(operators, cuts(operators, share), strict=True)
     )
     first = model.n_layer + 1 if whole is None else 0
-    placement = Placement(places, **{"first_device_layer": first, **fields})
+    settings = SplitSettings(**{name: others.pop(name) for name in SETTINGS if name in others})
+    splits = DeviceSplits(others.pop("gg_bytes", 0), settings=settings), *others.pop("behind_first", ())
+    placement = Placement(places, **{"first_device_layer": first, "splits": splits, **others})
     gg_bytes = slice_weights(operators, [0 if place.is_device else place.cut.gg for place in places])
     hot_bytes = sum(o.bytes // o.shape[2] * len(p.hot_experts) for o, p in zip(operators, places, strict=True))
     held, workload = gg_bytes + hot_bytes, replace(placer.workload(8, 8), step=step, n_outputs=n_outputs)
@@ -123,9 +126,7 @@ def forced(
     plan = replace(
         unmeasured_record(model, operators, workload, placement, memory, "split", device),
         attention=placer.attention,
-        streaming=placement.streaming,
-        token_assignment=placement.token_assignment,
-        residents=placement.residents,
+        **{name: getattr(settings, name) for name in SETTINGS},
         behind_first=placement.split_settings[1:],
     )
     return Forced(placer, plan, tuple(operator.name for operator in operators if share(operator) is not None))

@@ -433,13 +433,17 @@ def cut_like(problem: Problem, workload: Workload, border: int, gg: float, cg: f
             places.append(ON_HOST if alone and layer < border else ON_DEVICE)
     layers = (0 if alone else border), n_layer + 1 - border
     placement = Placement(
-        tuple(places), n_layer + 1 - sum(layers), device_layers=layers, streaming=StreamSettings() if cg else None,
-        staging_bytes=1,  # more than none, until it is known
-        gg_bytes=slice_weights(problem.operators, [0 if p.is_device else p.cut.gg for p in places]),
+        tuple(places), n_layer + 1 - sum(layers), device_layers=layers,
+        splits=(DeviceSplits(
+            slice_weights(problem.operators, [0 if p.is_device else p.cut.gg for p in places]),
+            staging_bytes=1,  # more than none, until it is known
+            settings=SplitSettings(streaming=StreamSettings() if cg else None),
+        ),),
     )  # fmt: skip
     ((part, own),) = sliced_parts(problem, placement).values()
     _, cut = slicer_of(part, workload, own).cuts_of(own)
-    return replace(placement, staging_bytes=staging_bytes(cut, StreamSettings(), workload.largest_batch, 0))
+    n_bytes = staging_bytes(cut, StreamSettings(), workload.largest_batch, 0)
+    return replace(placement, splits=(replace(placement.split, staging_bytes=n_bytes),))
 
 
 @settings(deadline=None, max_examples=10)

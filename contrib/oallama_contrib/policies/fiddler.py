@@ -110,7 +110,7 @@ def fiddler(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
         )
         if copying is None:
             break
-        left = all_bytes - copying.staging_bytes
+        left = all_bytes - copying.split.staging_bytes
         if whole_bytes(operators, copying.on_device) <= left:
             yield copying
             break

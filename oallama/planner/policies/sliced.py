@@ -113,7 +113,7 @@ class SliceSearch:
         if n_ubatch != asked:
             change = f"lowered from {asked} to {n_ubatch} tokens"
             notes = (*notes, f"micro-batch {change} to leave room for slices")
-        self.has_hot = placement.hot_bytes > 0
+        self.has_hot = placement.split.hot_bytes > 0
         yield replace(placement, notes=(*notes, *hot_notes(plan)), n_ubatch=n_ubatch)
 
     def _alone(self, found: list[Trial]) -> Iterator[Trial]:
@@ -265,13 +265,13 @@ def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
 def _simplest(decision: VerifiedPlan, is_auto: bool) -> VerifiedPlan:
     """What `auto` found, by the name of the policy with the fewest choices that has it."""
     placement = decision.placement
-    if not is_auto or placement.hot_bytes:
+    if not is_auto or placement.split.hot_bytes:
         return decision
     return replace(decision, policy="split" if placement.is_sliced and not placement.streams else "scheinfer")
 
 
 def _with_hot(decision: VerifiedPlan, is_auto: bool) -> VerifiedPlan:
-    if is_auto or decision.placement.hot_bytes:
+    if is_auto or decision.placement.split.hot_bytes:
         return _simplest(decision, is_auto)
     return replace(decision, notes=(*decision.notes, "placing experts by use gains nothing in any layer"))
 
