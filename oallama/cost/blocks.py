@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal
 
 from oallama.core.types import Operator
 from oallama.core.units import KIB
@@ -28,9 +28,6 @@ _FFN_ROLE = re.compile(r"((?:enc\.|dec\.)?)ffn_(gate_up|gate|up|down)(|_exps|_sh
 LONE_ROLES = frozenset({"attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "output"})
 """Mul-mats outside the FFN that may be split by rows: every graph applies them to the weight as stored."""
 
-HELD_PER_HIDDEN = 3
-"""Activations that the device holds for each hidden value of its slice: gate, up, and what the GLU makes of them."""
-
 LOGITS_CHUNK = 64
 """Tokens of which the logits are computed at the same time: of a micro-batch few are wanted, but memory is reserved as
 if all were."""
@@ -40,13 +37,12 @@ SUM_BYTES = 256 * KIB
 of a token's experts before it joins them."""
 
 
-class Held(NamedTuple):
-    """Bytes of activations on the device while it computes a block."""
+Gate = Literal["none", "apart", "fused"]
+"""An FFN's gate: a weight of its own, or one with up."""
 
-    shared: int  # inputs that other blocks of the run have as well
-    sent: int  # the other inputs, which are there before any block of the run is computed
-    peak: int  # most of what it makes
-    kept: int  # of that, until the run ends
+Behind = Literal["", "run", "input", "sum"]
+"""How a block is computed with the block before it. "": by itself; "run": in one run; "input": in one run, and of the
+same input; "sum": in one run where the experts before it are added up on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +57,18 @@ class SplitBlock:
     sent_each: int
     returned: int  # output that the device makes whatever its slice
     returned_each: int
-    held_each: int
+    hidden_each: int  # hidden values that it makes itself
+    gate: Gate = "none"  # beside up, for each: what a GLU reads
+    biases_each: int = 0  # elements of biases that are sent for one, whatever the number of tokens
     summed: int = 1  # experts of a token whose results are partial sums, and may be added up before they come back
     biases: int = 0  # elements of one expert, sent with each batch; such a block may have hot experts, and no slices
     chunk: int | None = None  # tokens that are computed at the same time at most; None: all of a micro-batch
-    in_run: bool = False  # computed in one run with the block before it
+    behind: Behind = ""
+
+    @property
+    def begins_phase(self) -> bool:
+        """Whether it reads what blocks before it in its run have made, once both sides' parts of that are joined."""
+        return bool(self.behind and self.sent_each)
 
     def weight_bytes(self, gg: int) -> int:
         """Bytes of the device's slice of gg elements."""
@@ -88,37 +91,6 @@ class SplitBlock:
         n_summed = self.n_summed(n_batch or n_tokens)
         return (self.returned // n_summed + self.returned_each * gg) * n_tokens * F32
 
-    def staging_bytes(self, gg: int, n_tokens: int, streamed: int = 0, n_streamed: int = 1) -> int:
-        """Activations on the device while it computes gg and then the streamed elements for so many tokens, and nothing
-        else in that run."""
-        held = self.held(gg, n_tokens, streamed, n_streamed)
-        return held.shared + held.sent + held.peak
-
-    def held(self, gg: int, n_tokens: int, streamed: int = 0, n_streamed: int = 1) -> Held:
-        """Bytes of activations on the device for gg and then the streamed elements, as ggml's allocator lays them out:
-        an FFN's hidden values are gone when the next part begins, and its result takes their place where it fits; a sum
-        of experts' results lies beside these, one for each of n_streamed parts."""
-        n_tokens = min(n_tokens, self.chunk or n_tokens)
-        parts = [elements for elements in (gg, streamed) if elements]
-        shared = self.upload_bytes(0, n_tokens)
-        sent = self.upload_bytes(gg + streamed, n_tokens) - shared
-        result = self.returned * n_tokens * F32
-        peak = kept = joined = hole = 0
-        for elements in parts:
-            joined = self.download_bytes(elements, n_tokens)
-            if self.held_each:
-                hidden = self.held_each * elements * n_tokens * F32
-                free = hidden * (HELD_PER_HIDDEN - 1) // HELD_PER_HIDDEN  # gate and up, when down begins
-                left = hole if hole < hidden // HELD_PER_HIDDEN else 0  # too small for a value of this part
-                peak = max(peak, kept + left + hidden + (result if result > free else 0))
-                hole = hidden if result > free else 0  # before the result
-                if joined < result:
-                    peak = max(peak, kept + result + joined)
-            kept += joined
-        if self.held_each and streamed and joined < result:
-            peak += (n_streamed - 1) * joined
-        return Held(shared, sent, max(peak, kept), kept)
-
     def with_rows(self, n_rows: int, n_used: int) -> SplitBlock:
         """The same where of n_used experts of a token only n_rows are computed."""
         return replace(
@@ -126,7 +98,7 @@ class SplitBlock:
             sent=self.sent - n_used + n_rows,
             returned=self.returned * n_rows // n_used,
             returned_each=self.returned_each * n_rows // n_used,
-            held_each=self.held_each * n_rows // n_used,
+            hidden_each=self.hidden_each * n_rows // n_used,
             summed=min(self.summed, n_rows),
         )
 
@@ -147,8 +119,9 @@ def takes_n_g(operator: Operator) -> bool:
 
 
 def chunk_of(operator: Operator) -> int | None:
-    """Tokens of which the split back end computes it at the same time at most; None: all of a micro-batch."""
-    return LOGITS_CHUNK if operator.role == "output" else None
+    """Tokens of which the split back end computes it at the same time at most; None: all of a micro-batch, as where it
+    adds a bias."""
+    return LOGITS_CHUNK if operator.role == "output" and not operator.biased else None
 
 
 def is_router(operator: Operator) -> bool:
@@ -226,14 +199,14 @@ def family_blocks(operators: Sequence[Operator], members: Sequence[int], cuts: S
 def in_runs(operators: Sequence[Operator], blocks: Iterable[SplitBlock]) -> tuple[SplitBlock, ...]:
     """The blocks in graph order, with those marked that are in one run with the block before.
 
-    llama.cpp computes K right behind V, as it has applied RoPE to Q before; of an FFN whose mul-mats are cut at
-    different elements the back end applies the GLU itself where it has both that it reads.
+    llama.cpp computes K right behind V, as it has applied RoPE to Q before, and attention's output next to an FFN that
+    reads the layer's input; of an FFN whose mul-mats are cut at different elements the back end applies the GLU itself
+    where it has both that it reads.
     """
     made: list[SplitBlock] = []
     for block in sorted(blocks, key=lambda one: one.operators):
-        before = made[-1] if made else None
-        together = before is not None and _follows(operators, before, block)
-        made.append(replace(block, in_run=True) if together else block)
+        behind = _behind(operators, made[-1], block) if made else ""
+        made.append(replace(block, behind=behind) if behind else block)
     return tuple(made)
 
 
@@ -257,7 +230,9 @@ def ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlo
         sent_each=0,
         returned=n_embd * used,
         returned_each=0,
-        held_each=HELD_PER_HIDDEN * used,
+        hidden_each=used,
+        gate=_gate_of(first),
+        biases_each=sum(map(_sent_bias, first)),
         summed=used,
         biases=sum(operators[i].shape[1] for i in members) if biased else 0,
     )
@@ -276,7 +251,9 @@ def _hidden_block(operators: Sequence[Operator], members: Sequence[int]) -> Spli
         sent_each=0,
         returned=0,
         returned_each=used,
-        held_each=HELD_PER_HIDDEN * used,
+        hidden_each=used,
+        gate=_gate_of(family),
+        biases_each=sum(map(_sent_bias, family)),
     )
 
 
@@ -312,22 +289,22 @@ def _are_hidden(members: Sequence[Operator]) -> bool:
     return (both or (len(members) == 1 and members[0].gate_up)) and not any(map(runs_alone, members))
 
 
-def _follows(operators: Sequence[Operator], before: SplitBlock, block: SplitBlock) -> bool:
-    """Whether llama.cpp computes nothing of its own between two blocks: see in_runs."""
+def _behind(operators: Sequence[Operator], before: SplitBlock, block: SplitBlock) -> Behind:
+    """How a block is computed with the one before it: see in_runs."""
     last, first = before.operators[-1], block.operators[0]
     roles = operators[last].role, operators[first].role
     if operators[last].layer != operators[first].layer or first != last + 1:
-        return False
+        return ""
     if roles == ("attn_v", "attn_k"):
-        return True
-    if ffn_of(last, operators[last]) != ffn_of(first, operators[first]):
-        return False
-    return (
-        not _reads_hidden(operators[first])
-        or before.in_run
-        or bool(before.held_each)
-        or not _lacks_gate(operators, (last, first))
-    )
+        return "input"
+    if operators[first].parallel:
+        return "run"
+    if ffn_of(last, operators[last]) == ffn_of(first, operators[first]):
+        if not _reads_hidden(operators[first]):
+            return "input"
+        ours = before.behind or before.hidden_each or not _lacks_gate(operators, (last, first))
+        return "run" if ours else ""
+    return "sum" if before.summed > 1 and before.returned and is_ffn(operators[first]) else ""
 
 
 def _are_whole_ffn(members: Sequence[Operator]) -> bool:
@@ -350,7 +327,8 @@ def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
         sent_each=inputs if through_k else 0,
         returned=n * operator.n_expert_used if through_k else 0,
         returned_each=0 if through_k else n // cut_extent(operator) * operator.n_expert_used,
-        held_each=0,
+        hidden_each=0,
+        biases_each=0 if through_k else _sent_bias(operator),
         summed=operator.n_expert_used if through_k else 1,
         chunk=chunk_of(operator),
     )
@@ -360,6 +338,16 @@ def _reads_hidden(operator: Operator) -> bool:
     """Whether each expert has its own input, the hidden values that it computed."""
     match = _FFN_ROLE.fullmatch(operator.role)
     return match is not None and match[2] == "down"
+
+
+def _gate_of(members: Sequence[Operator]) -> Gate:
+    """The gate among what makes an FFN's hidden values."""
+    return "fused" if members[0].gate_up else "apart" if len(members) > 1 else "none"
+
+
+def _sent_bias(operator: Operator) -> bool:
+    """Whether the device adds its bias: experts' biases are llama.cpp's."""
+    return operator.biased and not runs_alone(operator)
 
 
 def _routing(operator: Operator) -> int:

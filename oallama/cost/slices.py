@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat, Operator, StreamSettings
-from oallama.cost.blocks import F32, SplitBlock
+from oallama.cost.blocks import F32, Behind, SplitBlock
 from oallama.cost.experts import ExpertUse, copied, experts_alike, miss_odds
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
 from oallama.cost.rates import NO_DEVICE_COPY, DeviceCopy, SliceRates
@@ -200,9 +200,9 @@ class BlockType:
         """The type that prices a sliced block's own tasks: of its context only where its inputs are counts."""
         return replace(self, context=BlockContext(resident=self.context.resident))
 
-    def in_run(self, together: bool) -> BlockType:
-        """The same type. together: whether it is computed in one run with the block before it."""
-        return replace(self, block=replace(self.block, in_run=together))
+    def behind(self, behind: Behind) -> BlockType:
+        """The same type, computed so with the block before it."""
+        return replace(self, block=replace(self.block, behind=behind))
 
     @cached_property
     def all_host(self) -> Cut:

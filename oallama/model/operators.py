@@ -8,6 +8,8 @@ a guess; a role it does not know is no operator.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
 from math import prod
 
 from oallama.core.types import FIRST_ROLES, Operator, Shape
@@ -34,6 +36,9 @@ _SLIDING_IF_STATED = frozenset(
 
 _PARALLEL_FFN = frozenset({"falcon", "command-r", "cohere2", "cohere2moe", "plamo"})
 """Attention and FFN both read the layer's input, and the sum of the two is built FFN first: attn_output runs last."""
+
+_RESIDUAL_BETWEEN = frozenset({"command-r", "cohere2", "cohere2moe", "gptneox"})
+"""Of these the residual is added to the FFN's result before attn_output runs."""
 
 _BEFORE_ATTN_OUTPUT = {
     "smallthinker": ("ffn_gate_inp",),
@@ -67,7 +72,29 @@ def operators(gguf: GgufFile) -> tuple[Operator, ...]:
         roles.setdefault(role.layer, set()).add(role.role)
     found.sort(key=lambda pair: _graph_position(gguf, pair[1], roles[pair[1].layer]))
     shapes = {(role.layer, role.role): tensor.shape for tensor, role in found}
-    return tuple(_operator(gguf, tensor, role, h, _holds_gate_and_up(tensor, role, shapes)) for tensor, role in found)
+    made = [_operator(gguf, tensor, role, h, _holds_gate_and_up(tensor, role, shapes)) for tensor, role in found]
+    normed = {role.layer for _, role in named if _is_norm_behind_attention(role)}
+    for i, (before, operator) in enumerate(pairwise(made), start=1):
+        if _are_parallel(gguf, before, operator, operator.layer in normed):
+            made[i] = replace(operator, parallel=True)
+    return tuple(made)
+
+
+def _is_norm_behind_attention(role: TensorRole) -> bool:
+    within = role.role.startswith("attn_") and role.role != "attn_output_norm"
+    return "norm" in role.role and not within
+
+
+def _are_parallel(gguf: GgufFile, before: Operator, operator: Operator, normed: bool) -> bool:
+    """Whether llama.cpp computes nothing between attention's output and an FFN that reads the layer's input, in either
+    order. normed: whether the layer has a norm behind attention."""
+    if before.layer != operator.layer:
+        return False
+    if before.role == "attn_output":
+        reads_input = f"blk.{operator.layer}.attn_norm.weight" in gguf.tensor_by_name and not normed
+        return reads_input and operator.role in ("ffn_gate", "ffn_up")
+    added = before.biased or gguf.arch in _RESIDUAL_BETWEEN
+    return before.role == "ffn_down" and operator.role == "attn_output" and not added
 
 
 def _is_operator(role: TensorRole, h: Hyperparameters) -> bool:

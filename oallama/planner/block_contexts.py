@@ -12,6 +12,7 @@ from functools import cache
 
 from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
 from oallama.cost.blocks import (
+    Behind,
     SplitBlock,
     family_blocks,
     ffn_of,
@@ -52,7 +53,7 @@ class BlockContexts:
         self._biased = _biased_ffns(problem.operators, problem.splittable)
         self._types: dict[Types, Types] = {}
         self._blocks_of = cache(self._blocks_in)
-        self._types_in_run = cache(_in_run)
+        self._types_behind = cache(_types_behind)
         self.costs_at, self._layouts = cache(self._costs_at), cache(self._layouts_for)
         self._over: dict[int, tuple[Pass, ...]] = {
             n_tokens: (Pass(n_tokens, mean_depth(workload), 1),)
@@ -94,7 +95,7 @@ class BlockContexts:
         operators = self._problem.operators
         runs = in_runs(operators, (block for block, _ in found))
         found = [
-            (block, self._types_in_run(types) if block.in_run else types)
+            (block, self._types_behind(types, block.behind) if block.behind else types)
             for block, (_, types) in zip(runs, found, strict=True)
         ]
         uses = first_layer <= self._problem.graph.n_layer
@@ -232,8 +233,8 @@ def _alike(cuts: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple(map(cuts.index, cuts))
 
 
-def _in_run(types: Types) -> Types:
-    return tuple(cost.in_run(True) for cost in types)
+def _types_behind(types: Types, behind: Behind) -> Types:
+    return tuple(cost.behind(behind) for cost in types)
 
 
 def _cuts_of(placement: Placement) -> Sequence[Hashable]:

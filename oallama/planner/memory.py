@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from math import ceil, floor
 
 from oallama.core.errors import DoesNotFit
 from oallama.core.types import MemoryBreakdown, Operator, StreamSettings
 from oallama.core.units import MIB
+from oallama.cost.activations import Part, activation_bytes, block_bytes
 from oallama.cost.blocks import F32
 from oallama.cost.slices import BlockType, Cut
 from oallama.device.card import FLOAT_TYPES
@@ -231,13 +233,17 @@ def most_n_g(table: TokenTable, n_ubatch: int) -> int:
     return max((linear_n_g(table, n) for n in {n_ubatch, *(n for n, _ in table if n <= n_ubatch)}), default=0)
 
 
-def ring_bytes(layers: CutBlocks, streaming: StreamSettings, n_g: int) -> int:
+def ring_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
     """Bytes of the ring for streamed weights. layers: in the order in which they run. n_g: most tokens of a batch that
-    CC is streamed for. Two slots lie at the ring's two ends, so that it need not be longer than two
-    blocks that follow one another, of which the last is followed by the first; any other number of slots as if each
-    held the largest block."""
-    size_of = {layer: slot_bytes(*layer, n_g) for layer in set(layers)}
-    sizes = [size for layer in layers if (size := size_of[layer])]
+    CC is streamed for. A slot holds what a phase streams. Two slots lie at the ring's two ends, so that it need not be
+    longer than two phases that follow one another, of which the last is followed by the first; any other number of
+    slots as if each held the largest."""
+    return _ring_bytes(_runs(layers, n_ubatch, n_g), streaming, n_g)
+
+
+def _ring_bytes(runs: Sequence[Run], streaming: StreamSettings, n_g: int) -> int:
+    slots = cache(lambda run: [sum(slot_bytes(*one, n_g) for one in phase) for phase in _by_phase(run)])
+    sizes = [size for run in runs for size in slots(run) if size]
     if not sizes:
         return 0
     if streaming.n_slots != 2:
@@ -256,44 +262,48 @@ def staging_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n
         if cut.n_hot:
             follows = cost.use is not None and cost.use.follows  # batches are sent the biases of all experts then
             biases = cost.block.biases * cost.n_expert * F32 if follows else 0
-            hot = max(hot, biases + cost.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
-        elif cost.block.held_each and not cost.routed and (cut.gg or cut.cg):
-            beside = max(beside, cost.block.staging_bytes(cut.gg, n_ubatch, cut.cg))
-    activations = max((_run_bytes(run, n_ubatch, n_g) for run in set(_runs(layers))), default=0)
+            hot = max(hot, biases + block_bytes(cost.hot(cut.n_hot), cut.extent, n_ubatch))
+        elif cost.block.hidden_each and not cost.routed and (cut.gg or cut.cg):
+            beside = max(beside, block_bytes(cost.block, cut.gg, n_ubatch, cut.cg))
+    runs = _runs(layers, n_ubatch, n_g)
+    phases = (tuple(tuple(_part(*one, n_g) for one in phase) for phase in _by_phase(run)) for run in set(runs))
+    activations = max((activation_bytes(run, n_ubatch, n_g) for run in phases), default=0)
     if hot:  # what slices of a shared expert were sent and made stays until the rows of the others are joined
         activations = max(activations, hot + beside)
-    return ring_bytes(layers, streaming, n_g) + activations + in_slots
+    return _ring_bytes(runs, streaming, n_g) + activations + in_slots
 
 
-def _runs(layers: CutBlocks) -> Iterator[tuple[tuple[BlockType, Cut], ...]]:
-    """The blocks by the runs of the split back end in which they are computed."""
+Run = tuple[tuple[BlockType, Cut], ...]
+"""Blocks that the split back end computes together."""
+
+
+def _runs(layers: CutBlocks, n_ubatch: int, n_g: int) -> list[Run]:
+    """The blocks of which the device computes slices, by runs; what llama.cpp computes between them ends a run."""
+    found: list[Run] = []
     run: list[tuple[BlockType, Cut]] = []
     for cost, cut in layers:
-        if run and not cost.block.in_run:
-            yield tuple(run)
+        sliced = not cut.n_hot and (_streamed(cost, cut, n_g) or 0 < cut.gg < cost.block.extent)
+        behind = cost.block.behind
+        together = sliced and behind and (behind != "sum" or (run and run[-1][0].block.n_summed(n_ubatch) > 1))
+        if run and not together:
+            found.append(tuple(run))
             run.clear()
-        run.append((cost, cut))
-    yield tuple(run)
+        if sliced:
+            run.append((cost, cut))
+    return [*found, tuple(run)] if run else found
 
 
-def _run_bytes(run: CutBlocks, n_ubatch: int, n_g: int) -> int:
-    """Activations of a run on the device: inputs, the results of blocks that it has computed, and what the one at hand
-    makes. A block that lives on the device reads its input there, and is sent what the host has of its result."""
-    shared = sent = kept = peak = 0
-    for cost, cut in run:
-        streamed = _streamed(cost, cut, n_g)
-        if cut.n_hot or not (streamed or 0 < cut.gg < cost.block.extent):
-            continue
-        computed = cut.cg + ceil((streamed - cut.cg) * n_g / n_ubatch)
-        held = cost.block.held(cut.gg, n_ubatch, computed, 1 + (0 < cut.cg < streamed))
-        if cost.context.resident:
-            ids = cost.gemms[0].mul_mat.n_expert_used if cost.routed else 0  # which lie apart there
-            sent += held.sent + (ids + cost.block.returned_each * cut.cc) * n_ubatch * F32
-        else:
-            shared, sent = max(shared, held.shared), sent + held.sent
-        peak = max(peak, kept + held.peak)
-        kept += held.kept
-    return shared + sent + peak
+def _by_phase(run: Run) -> Iterator[Run]:
+    """The blocks by the phases in which they are computed."""
+    begins = [i for i, (cost, _) in enumerate(run) if i == 0 or cost.block.begins_phase]
+    yield from (run[begin:end] for begin, end in pairwise([*begins, len(run)]))
+
+
+def _part(cost: BlockType, cut: Cut, n_g: int) -> Part:
+    """What the device computes of a block."""
+    ids = cost.gemms[0].mul_mat.n_expert_used if cost.routed else 0
+    late = _streamed(cost, cut, n_g) - cut.cg
+    return Part(cost.block, cut.gg, cut.cg, late, cut.cc, cost.context.resident, ids)
 
 
 def _streamed(cost: BlockType, cut: Cut, n_g: int) -> int:

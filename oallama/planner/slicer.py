@@ -152,7 +152,7 @@ class Slicer:
         """Whole FFNs of experts only: what else there is of experts is sliced."""
         layer, cost = self._problem.operators[block.operators[0]].layer, block.types[0]
         use = None if layer is None else self._uses.get(layer)
-        is_whole = cost.block.held_each and cost.block.returned
+        is_whole = cost.block.hidden_each and cost.block.returned
         if use is None or not is_whole or not all(gemm.routed for gemm in cost.gemms):
             return block
         return replace(block, types=tuple(replace(cost, use=use) for cost in block.types))
@@ -413,7 +413,8 @@ class Slicer:
     def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
         """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
         asked, rates = self.on.streaming, self.on.rates
-        ring = ring_bytes(plan.layers, asked, most_n_g(plan.token_assignment, self.workload.largest_batch))
+        n_batch = self.workload.largest_batch
+        ring = ring_bytes(plan.layers, asked, n_batch, most_n_g(plan.token_assignment, n_batch))
         settings = StreamSettings(asked.n_slots, asked.prefetch, plan.kept_twice, ring_bytes=ring)
         if rates.blocking or not (plan.streams or plan.exchanges) or not rates.weights.beta_s_per_byte:
             return settings

@@ -17,6 +17,7 @@ from worlds import model_info, placed, weight, weights_of
 from oallama.core.errors import PlanError
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME, MUL_MAT_TYPES
 from oallama.core.types import Operator
+from oallama.cost.activations import block_bytes
 from oallama.cost.blocks import LOGITS_CHUNK, SUM_BYTES, can_split, ffn_block, slice_weights, split_blocks
 from oallama.model.cut import cut_axis, cut_extent, cut_granularity, cut_step
 from oallama.model.gguf_reader import read_gguf
@@ -84,6 +85,19 @@ def test_gate_and_up_in_one_weight_and_biases_are_seen(arch, fused, biased, tmp_
     assert {o.role for o in found if o.biased} >= biased and (arch != "llama" or not any(o.biased for o in found))
     for o in found:
         assert cut_extent(o) * (2 if o.gate_up else 1) in o.shape
+
+
+@pytest.mark.parametrize(
+    ("arch", "parallel"),
+    [
+        ("falcon", {"attn_output"}), ("phi2", {"ffn_up"}), ("command-r", set()), ("gptneox", set()),
+        ("llama", set()), ("gpt-oss", set()), ("olmo2", set()), ("glm4", set()),
+    ],
+)  # fmt: skip
+def test_an_ffn_may_run_right_beside_attentions_output(arch: str, parallel: set[str], tmp_path: Path) -> None:
+    """Where it reads the layer's input, and neither a norm nor the residual comes between."""
+    found = operators(read_gguf(write_gguf(tmp_path / "model.gguf", arch)))
+    assert {o.role for o in found if o.parallel} == parallel
 
 
 @pytest.mark.parametrize("type_name", sorted(MUL_MAT_TYPES))
@@ -216,11 +230,11 @@ def test_activations_and_weights_of_a_block() -> None:
     assert (block.extent, block.step, block.bytes) == (FF, 32, 3 * EMBD * FF // 32 * 18)
     assert (block.upload_bytes(256, 7), block.download_bytes(256, 7)) == (7 * EMBD * 4, 7 * EMBD * 4)
     assert block.weight_bytes(256) * 4 == block.bytes
-    assert block.staging_bytes(256, 7) == (EMBD + 3 * 256) * 7 * 4, "the result takes the place of gate and up"
-    assert block.staging_bytes(32, 7) == (2 * EMBD + 3 * 32) * 7 * 4, "where it fits there: what was sent stays"
-    assert block.staging_bytes(0, 7, 256) == block.staging_bytes(256, 7)
-    assert block.staging_bytes(256, 7, 512) == (2 * EMBD + 3 * 512) * 7 * 4, "GG's result is kept"
-    assert block.staging_bytes(512, 7, 32) == (EMBD + 3 * 512) * 7 * 4
+    assert block_bytes(block, 256, 7) == (EMBD + 3 * 256) * 7 * 4, "the result takes the place of gate and up"
+    assert block_bytes(block, 32, 7) == (2 * EMBD + 3 * 32) * 7 * 4, "where it fits there: what was sent stays"
+    assert block_bytes(block, 0, 7, 256) == block_bytes(block, 256, 7)
+    assert block_bytes(block, 256, 7, 512) == (2 * EMBD + 3 * 512) * 7 * 4, "GG's result is kept"
+    assert block_bytes(block, 512, 7, 32) == (EMBD + 3 * 512) * 7 * 4
     (routed,) = split_blocks(experts(), [32] * 3)
     assert (routed.upload_bytes(256, 7), routed.download_bytes(256, 7)) == (7 * (EMBD + 2) * 4, 7 * 2 * EMBD * 4)
     assert routed.n_summed(7) == 1, "too few bytes would be saved"
@@ -229,8 +243,9 @@ def test_activations_and_weights_of_a_block() -> None:
     assert routed.upload_bytes(256, large) == large * (EMBD + 2 + 2) * 4, "ids and routing weights"
     assert routed.download_bytes(256, large) == large * EMBD * 4
     assert routed.download_bytes(256, 3, large) == 3 * EMBD * 4, "of a large batch a few tokens (n_g)"
-    assert routed.staging_bytes(1, large) == routed.upload_bytes(1, large) + large * 3 * EMBD * 4, "the sum lies beside"
-    assert routed.staging_bytes(FF, large) == routed.upload_bytes(1, large) + large * 3 * 2 * FF * 4
+    results, hidden_values = large * 3 * EMBD * 4, large * 3 * 2 * 4
+    assert block_bytes(routed, 1, large) == routed.upload_bytes(1, large) + results + hidden_values, "the sum beside"
+    assert block_bytes(routed, FF, large) == routed.upload_bytes(1, large) + large * 3 * 2 * FF * 4
     (down,) = split_blocks(experts()[2:], [32])
     assert down.download_bytes(256, large) == large * EMBD * 4
     (biased,) = split_blocks(experts(biased=True)[2:], [32])
@@ -238,15 +253,20 @@ def test_activations_and_weights_of_a_block() -> None:
     assert ffn_block(experts(biased=True), range(3)).n_summed(large) == 2, "and by themselves where they are hot"
     (rows,) = split_blocks([operator("output", EMBD, 3200, layer=None)], [32])
     assert (rows.upload_bytes(320, 7), rows.download_bytes(320, 7)) == (7 * EMBD * 4, 7 * 320 * 4)
-    assert rows.staging_bytes(320, 7, 64) == (EMBD + 320 + 64) * 7 * 4
-    assert rows.staging_bytes(320, 512) == rows.staging_bytes(320, LOGITS_CHUNK), "of a few tokens' logits at once"
+    assert block_bytes(rows, 320, 7, 64) == (EMBD + 320 + 64) * 7 * 4
+    assert block_bytes(rows, 320, 512) == block_bytes(rows, 320, LOGITS_CHUNK), "of a few tokens' logits at once"
+    biased_rows = replace(operator("output", EMBD, 3200, layer=None), biased=True)
+    (unchunked,) = split_blocks([biased_rows], [32])
+    assert block_bytes(unchunked, 320, 512) == ((EMBD + 320) * 512 + 320) * 4, "a bias is sent, and all tokens at once"
     (cols,) = split_blocks([ffn(0)[2]], [32])
     assert (cols.upload_bytes(256, 7), cols.download_bytes(256, 7)) == (7 * 256 * 4, 7 * EMBD * 4)
     (halves,) = split_blocks([replace(operator("ffn_up", EMBD, 2 * FF), gate_up=True)], [32])
     assert (halves.extent, halves.download_bytes(256, 7)) == (FF, 7 * 256 * 4), "the GLU has been applied"
     (hidden,) = split_blocks(ffn(0)[:2], [256] * 2)
     assert (hidden.upload_bytes(256, 7), hidden.download_bytes(256, 7)) == (7 * EMBD * 4, 7 * 256 * 4)
-    assert hidden.staging_bytes(256, 7, 512) == (EMBD + 256 + 3 * 512) * 7 * 4
+    assert block_bytes(hidden, 256, 7, 512) == (EMBD + 256 + 3 * 512) * 7 * 4
+    (without_gate,) = split_blocks([ffn(0)[1], ffn(0)[2]], [32] * 2)
+    assert block_bytes(without_gate, 256, 7) == (EMBD + 256 + EMBD) * 7 * 4, "the activation takes up's place"
     assert slice_weights(ffn(0) + ffn(1), [256] * 3 + [64] * 3) == block.weight_bytes(256) + block.weight_bytes(64)
     assert slice_weights(ffn(0), []) == 0
 

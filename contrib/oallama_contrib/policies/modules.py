@@ -157,6 +157,6 @@ def staging_of(slicer: Slicer, found: Sequence[Module]) -> int:
         if module.cut is not None:
             cost, cut = module.cut
             follows = module.operators[0] == before + 1
-            layers.append((cost if follows or not cost.block.in_run else cost.in_run(False), cut))
+            layers.append((cost if follows or not cost.block.behind else cost.behind(""), cut))
             before = module.operators[-1]
     return staging_bytes(layers, slicer.on.streaming, slicer.workload.largest_batch, 0)

@@ -1,0 +1,187 @@
+"""Bytes of activations on the device while it computes a run of blocks, as ggml's allocator lays them out.
+
+The split back end has one graph for a run (ggml_bridge/native/split/program.cpp). All that it is sent lies first, and
+results that it copies back stay until the run ends. Anything else goes with its last reader; what comes next takes the
+smallest hole that is large enough. In each phase GG of all blocks comes first, then their CG, then CG'.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from oallama.cost.blocks import F32, SplitBlock
+
+
+class Part(NamedTuple):
+    """What the device computes of a block."""
+
+    block: SplitBlock
+    gg: int
+    cg: int = 0
+    late: int = 0  # elements of CC, for the last n_g tokens (CG')
+    on_host: int = 0  # elements of CC
+    resident: bool = False  # its inputs and results are in the device's memory
+    n_ids: int = 0  # experts of a token, whose ids lie apart there
+
+
+@lru_cache(maxsize=2**14)
+def activation_bytes(run: tuple[tuple[Part, ...], ...], n_tokens: int, n_g: int = 0) -> int:
+    """Bytes for the phases of a run, of n_tokens tokens, with CC of the last n_g of them."""
+    graph = _Graph()
+    for phase in run:
+        sides: tuple[list[_Node], ...] = ([], [], [])  # GG, CG, CG'
+        results: list[_Node] = []
+        for at, part in enumerate(phase):
+            graph.sent += _sent_bytes(part, n_tokens, n_g, shared=at > 0 and part.block.behind == "input")
+            results += _compute(part, n_tokens, n_g, sides)
+        for side in sides:
+            graph.nodes += side
+        if phase[0].resident:
+            graph.nodes += [_Node(0, (result,)) for result in results]  # added to what is there already
+        else:
+            for result in results:
+                result.stays = True
+    return graph.bytes()
+
+
+def block_bytes(block: SplitBlock, gg: int, n_tokens: int, cg: int = 0) -> int:
+    """Bytes for a block that is computed alone."""
+    return activation_bytes(((Part(block, gg, cg),),), n_tokens)
+
+
+def _sent_bytes(part: Part, n_tokens: int, n_g: int, shared: bool) -> int:
+    """Bytes of what is sent before anything is computed. shared: its input is that of the block before."""
+    block, n_tokens = part.block, _at_once(part.block, n_tokens)
+    elements = part.gg + part.cg
+    biases = block.biases_each * (elements + part.late)
+    weights = block.summed * (n_tokens if elements else n_g) if block.n_summed(n_tokens) > 1 else 0
+    if part.resident:
+        host_rows = block.returned_each * part.on_host * (n_tokens - (n_g if part.late else 0))
+        return (biases + part.n_ids * n_tokens + host_rows) * F32
+    inputs = 0 if shared else block.sent * (n_tokens if elements else n_g)
+    own = block.sent_each * (elements * n_tokens + part.late * n_g)
+    return (inputs + own + weights + biases) * F32
+
+
+def _compute(part: Part, n_tokens: int, n_g: int, sides: Sequence[list[_Node]]) -> list[_Node]:
+    """Append the nodes of each side, and return those of which the results are copied back, or added to what the device
+    has of them."""
+    n_tokens = _at_once(part.block, n_tokens)
+    n_batch = n_tokens
+    made: list[_Node | None] = []
+    for side, elements, n in zip(sides, (part.gg, part.cg, part.late), (n_tokens, n_tokens, n_g), strict=True):
+        made.append(_side(part, elements, n, n_batch, side) if elements and n else None)
+    if not part.block.returned:
+        return [node for node in made if node is not None]
+    gg, cg, late = made
+    total = gg or cg
+    if gg is not None and cg is not None:
+        total = _Node(cg.n_bytes, (gg, cg), in_place=True)
+        sides[1].append(total)
+    if late is None:
+        return [total] if total is not None else []
+    if total is None:
+        return [late]
+    last = _Node(late.n_bytes, (late, total), in_place=True)
+    sides[2].append(last)
+    return [total, last] if n_g < n_tokens else [last]
+
+
+def _side(part: Part, elements: int, n_tokens: int, n_batch: int, nodes: list[_Node]) -> _Node:
+    """The nodes that compute so many elements; the last one."""
+    block = part.block
+    reads: tuple[_Node, ...] = ()
+    if block.hidden_each:
+        n_bytes = block.hidden_each * elements * n_tokens * F32
+        if block.gate != "none":
+            reads = (_Node(2 * n_bytes),) if block.gate == "fused" else (_Node(n_bytes), _Node(n_bytes))
+            nodes += reads
+        reads = (_Node(n_bytes, reads),)  # without a gate the activation takes the place of what it reads
+        nodes += reads
+        if not block.returned:
+            return reads[0]
+    elif part.resident and block.sent_each:  # some columns of what the device has are made contiguous
+        reads = (_Node(block.sent_each * elements * n_tokens * F32),)
+        nodes += reads
+    nodes.append(_Node((block.returned + block.returned_each * elements) * n_tokens * F32, reads))
+    if block.n_summed(n_batch) > 1:
+        nodes.append(_Node(block.returned // block.summed * n_tokens * F32, (nodes[-1],)))
+    return nodes[-1]
+
+
+def _at_once(block: SplitBlock, n_tokens: int) -> int:
+    return min(n_tokens, block.chunk or n_tokens)
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """One operation of the device's graph. in_place: its result takes the place of the first that it reads."""
+
+    n_bytes: int
+    reads: tuple[_Node, ...] = ()
+    in_place: bool = False
+    stays: bool = False
+    n_readers: int = 0
+    at: int = 0
+
+
+class _Graph:
+    """Nodes in the order in which they are computed, and the bytes that are sent before."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.nodes: list[_Node] = []
+
+    def bytes(self) -> int:
+        """Bytes of the memory that all of it lies in."""
+        for node in self.nodes:
+            for source in node.reads:
+                source.n_readers += 1
+        memory = _Memory()
+        for node in self.nodes:
+            first = node.reads[0] if node.in_place else None
+            taken_over = first is not None and first.n_readers == 1 and not first.stays
+            node.at = first.at if first is not None and taken_over else memory.take(node.n_bytes)
+            for source in node.reads:
+                source.n_readers -= 1
+                if not source.n_readers and not source.stays and not (taken_over and source is first):
+                    memory.give(source.at, source.n_bytes)
+        return self.sent + memory.most
+
+
+class _Memory:
+    """Memory that grows at its end."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._end = 0
+        self._holes: list[tuple[int, int]] = []  # (begin, end), ascending
+
+    def take(self, n_bytes: int) -> int:
+        """Return where so many bytes begin."""
+        fits = [hole for hole in self._holes if hole[1] - hole[0] >= n_bytes]
+        if not fits:
+            begin = self._end
+            self._end += n_bytes
+            self.most = max(self.most, self._end)
+            return begin
+        begin, end = min(fits, key=lambda hole: hole[1] - hole[0])
+        self._holes.remove((begin, end))
+        if begin + n_bytes < end:
+            insort(self._holes, (begin + n_bytes, end))
+        return begin
+
+    def give(self, begin: int, n_bytes: int) -> None:
+        """Give bytes back, to the hole next to them where there is one."""
+        end = begin + n_bytes
+        for hole in [hole for hole in self._holes if end == hole[0] or hole[1] == begin]:
+            self._holes.remove(hole)
+            begin, end = min(begin, hole[0]), max(end, hole[1])
+        if end == self._end:
+            self._end = begin
+        elif begin < end:
+            insort(self._holes, (begin, end))
