@@ -169,9 +169,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         be_over()
     except KeyboardInterrupt:  # of the command, before it, or a dropped one that arrives once it is over
         code = _interrupted()
-    exec(
-        ""
-    )  # CPython notes a KeyboardInterrupt that left an exec of text, as dataclasses have; its exit code would be -2
+    # CPython notes a KeyboardInterrupt that left an exec of text, as dataclasses have; its exit code would be -2
+    exec("")
     sys.exit(code)
 
 

@@ -132,9 +132,8 @@ class _Client:
         text, number, pointer = ctypes.c_char_p, ctypes.c_uint32, ctypes.c_void_p
 
         def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
-            found = (client if "_rpc_" in name else registry)[
-                name
-            ]  # a function object of our own: llama_cpp's are not changed
+            library = client if "_rpc_" in name else registry
+            found = library[name]  # a function object of our own: llama_cpp's are not changed
             found.argtypes, found.restype = list(arguments), result
             made: Callable[..., int] = found
             return made

@@ -39,13 +39,9 @@ IN_CACHE, IN_CACHE_BYTES = 1.2, 12 << 20
 """Speed-up of a CPU's attention while the keys and values of a layer are so few bytes that they stay in its cache.
 Found, as the half above, in 274 published runs (docs/real-card.md)."""
 
-DEPTHS = (
-    256,
-    1024,
-    4096,
-    16384,
-    65536,
-)  # of the KV cache in non-matmul cases; nothing is measured, so they may be deep
+DEPTHS = (256, 1024, 4096, 16384, 65536)
+"""Of the KV cache in non-matmul cases. Nothing is measured, so they may be deep."""
+
 F32 = 4
 BACKEND = "CUDA"  # what a described card is taken for: queues, pinned memory, offload of host weights in large batches
 

@@ -9,12 +9,8 @@ from oallama.core.errors import UsageError
 from oallama.core.units import MIB
 
 MAX_BYTES = 64 * MIB
-_KINDS = {
-    b"\x89PNG": "png",
-    b"\xff\xd8\xff": "jpeg",
-    b"GIF8": "gif",
-    b"BM": "bmp",
-}  # that llama-server decodes, by magic
+_KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"BM": "bmp"}
+"""What llama-server decodes, by magic."""
 
 
 def data_url(path: str) -> str:

@@ -49,7 +49,7 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
     _settings: LoadSettings
     _placement: ModelParams
     _progress: Any  # api.llama_progress_callback
-    _split: LoadedSplit | None
+    split: LoadedSplit | None  # its operators in the split back end; None if it has none there
     _release: Callable[[], object] | None = None
 
     @classmethod
@@ -64,7 +64,7 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         llama.cpp refuses."""
         llama = cls.__new__(cls)
         llama._settings, llama._placement = settings, placement
-        llama._progress, llama._split = progress, None
+        llama._progress, llama.split = progress, None
         given = {"verbose": False, **(arguments or {})}
         try:
             llama.__init__(  # type: ignore[misc]
@@ -86,7 +86,7 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         """Free what it holds, and then `held`, at its end: when it is closed, or nobody refers to it. split: its
         operators in the split back end."""
         held.enter_context(contextlib.closing(self._stack))  # refers to what Llama made, not to the Llama
-        self._split = split
+        self.split = split
         self._release = weakref.finalize(self, release, held)
 
     @property
@@ -94,14 +94,9 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         """Attention and KV types that it was loaded with."""
         return self._settings.attention
 
-    @property
-    def split(self) -> LoadedSplit | None:
-        """Its operators in the split back end; None if it has none there."""
-        return self._split
-
     def take_runs(self) -> list[BlockRuns]:
         """Times of each split block since the last call, by classes of batch sizes."""
-        return [] if self._split is None else self._split.take_runs()
+        return [] if self.split is None else self.split.take_runs()
 
     def __enter__(self) -> PlacedLlama:
         return self
