@@ -77,4 +77,4 @@ def command(
         if output is None and not as_json:
             emit(wrapped(sentence))
         else:
-            log(sentence)
+            log(wrapped(sentence))

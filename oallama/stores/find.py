@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os.path
 
+from oallama.core.errors import ModelFileError
 from oallama.stores.hub_cache import cached_models, find_cached, hub_cache, llama_cache, llama_models
 from oallama.stores.hub_name import names_the_hub, parse_hub_name
 from oallama.stores.ollama import find_in_ollama, ollama_models, ollama_stores
@@ -25,7 +26,7 @@ def stored_models() -> tuple[list[StoredModel], list[Fault]]:
 
 def model_path(text: str) -> str:
     """The path of a model that a text names: a file, a downloaded model, or one of the hub (hf.co/…), which is then
-    downloaded where it is not. A text that names none is returned as it is. Raises ModelFileError, UsageError,
+    downloaded where it is not; a missing .gguf file is returned as it is. Raises ModelFileError, UsageError,
     DownloadError."""
     if os.path.exists(text):  # noqa: PTH110 - Path.exists raises where a name is too long
         return text
@@ -34,6 +35,11 @@ def model_path(text: str) -> str:
         from oallama.stores.hub import download, look_up
 
         found = download(look_up(parse_hub_name(text)))
+    if found is None and not text.endswith(".gguf"):
+        raise ModelFileError(
+            f"{text} is neither a GGUF file nor a downloaded model; hf.co/USER/REPO downloads one from Hugging Face, "
+            f"`ollama pull` one from ollama"
+        )
     return text if found is None else str(found.path)
 
 

@@ -39,7 +39,7 @@ def test_a_placer_takes_the_names_that_the_command_line_takes(model, monkeypatch
     monkeypatch.setattr("oallama.stores.hub.look_up", lambda name: name)
     monkeypatch.setattr("oallama.stores.hub.download", lambda name: stored if str(name) == "a/b:Q8_0" else None)
     assert oallama.Placer.load("hf.co/a/b:Q8_0", device="none").model.path == str(model)
-    with pytest.raises(oallama.ModelFileError, match="nothing: no such file"):
+    with pytest.raises(oallama.ModelFileError, match="nothing is neither a GGUF file nor a downloaded model"):
         oallama.Placer.load("nothing")
 
 
