@@ -8,7 +8,7 @@ import click
 
 from oallama.cli.help import Command, option
 from oallama.cli.options import device_option, gathered, json_option, model_argument, parsed, threads_option
-from oallama.cli.output import emit_json, log, show, write_file
+from oallama.cli.output import busy, emit_json, log, show, write_file
 from oallama.core.options import Options
 
 
@@ -61,7 +61,8 @@ def command(
     placer = Placer.of_file(model, options)
     if export is not None:
         placer.check_one_device("--export")
-    profiles = [each.profile(True, refresh, tokens) for each in placer.members or (placer,)]
+    with busy("timing this machine"):  # where there is no bar: behind another process that does
+        profiles = [each.profile(True, refresh, tokens) for each in placer.members or (placer,)]
     if export is not None:
         write_file(export, json.dumps(exported(profiles[0]), indent=1) + "\n")
         log(f"wrote {printable(export, 500)}: read it before you send it")

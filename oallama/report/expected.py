@@ -65,7 +65,7 @@ def rates_text(record: Plan, token_seconds: Callable[[int], float | None]) -> st
     """Expected tokens/s, from which depth on they are a tenth less, and what they are where the context is full."""
     predicted, workload = record.predicted, record.workload
     if predicted is None or predicted.tpot_s <= 0:
-        return UNMEASURED
+        return f"{UNMEASURED} (`oallama profile MODEL`)" if record.device == "none" else UNMEASURED
     depth = planned_depth(workload)
     rates = f"expected {rate_text(predicted.tpot_s)}"
     if token_seconds(depth) is None:

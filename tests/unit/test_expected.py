@@ -107,6 +107,8 @@ def test_rates_say_where_they_change():
     assert steady == "expected 2,500 tokens/s at 600 tokens of context, at most a tenth less up to all 8,192"
     assert rates_text(RECORD, lambda depth: None) == "expected 2,500 tokens/s"
     assert rates_text(replace(RECORD, predicted=None), seconds) == UNMEASURED
+    on_cpu = rates_text(replace(RECORD, predicted=None, device="none"), seconds)
+    assert on_cpu == f"{UNMEASURED} (`oallama profile MODEL`)", "there is nothing to tune"
 
 
 def test_an_emulated_device_makes_no_rate_expected():
