@@ -19,7 +19,7 @@ from oallama.cli.main import exit_code
 from oallama.cli.what_if import parse_cards
 from oallama.core.errors import PlanError, ProfileError, UsageError
 from oallama.core.options import Options
-from oallama.core.types import CPU_DEVICE, Attention, Workload
+from oallama.core.types import CPU_DEVICE, Attention, SplitSettings, Workload
 from oallama.core.units import MIB
 from oallama.device import cards as known
 from oallama.device.card import Card
@@ -28,7 +28,7 @@ from oallama.device.machines import MACHINES, Machine, machine_of
 from oallama.placer import Placer
 from oallama.placer.described import alone_and_beside, plan_for
 from oallama.plan.plan import Plan
-from oallama.planner.placement import whole_bytes
+from oallama.planner.placement import DeviceSplits, whole_bytes
 from oallama.planner.policies.stock_over import fitted
 from oallama.planner.pure_plan import WhatIf
 from oallama.profile.described import host_profile, with_card
@@ -331,7 +331,8 @@ def test_what_each_of_several_cards_has_is_told() -> None:
     foot = " ".join(what_if_foot(SMALL, LOAD, row.best, [row]).split())
     layers = ", ".join(f"{card['gpu']} {card['stock_n_layers']}" for card in cards)
     assert "rtx3060-12+gtx1650-4: layers under oallama's plan: " in foot and f"llama.cpp's options: {layers}." in foot
-    sliced = replace(row, best=replace(row.best, placement=replace(row.best.placement, token_assignment=((1, 1),))))
+    splits = (DeviceSplits(settings=SplitSettings(((1, 1),))),)
+    sliced = replace(row, best=replace(row.best, placement=replace(row.best.placement, splits=splits)))
     foot = " ".join(what_if_foot(SMALL, LOAD, row.best, [sliced]).split())
     assert re.search(r"oallama's plan: rtx3060-12 \d+ and slices, gtx1650-4 \d+;", foot)
     assert what_if_line(SMALL, row).splitlines()[0] == "rtx3060-12+gtx1650-4"
