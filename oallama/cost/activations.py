@@ -16,7 +16,7 @@ from typing import NamedTuple
 from oallama.cost.blocks import F32, SplitBlock
 
 
-class Part(NamedTuple):
+class ComputedBlock(NamedTuple):
     """What the device computes of a block."""
 
     block: SplitBlock
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 @lru_cache(maxsize=2**14)
-def activation_bytes(run: tuple[tuple[Part, ...], ...], n_tokens: int, n_g: int = 0) -> int:
+def activation_bytes(run: tuple[tuple[ComputedBlock, ...], ...], n_tokens: int, n_g: int = 0) -> int:
     """Bytes for the phases of a run, of n_tokens tokens, with CC of the last n_g of them."""
     graph = _Graph()
     for phase in run:
@@ -50,10 +50,10 @@ def activation_bytes(run: tuple[tuple[Part, ...], ...], n_tokens: int, n_g: int 
 
 def block_bytes(block: SplitBlock, gg: int, n_tokens: int, cg: int = 0) -> int:
     """Bytes for a block that is computed alone."""
-    return activation_bytes(((Part(block, gg, cg),),), n_tokens)
+    return activation_bytes(((ComputedBlock(block, gg, cg),),), n_tokens)
 
 
-def _sent_bytes(part: Part, n_tokens: int, n_g: int, shared: bool) -> int:
+def _sent_bytes(part: ComputedBlock, n_tokens: int, n_g: int, shared: bool) -> int:
     """Bytes of what is sent before anything is computed. shared: its input is that of the block before."""
     block, n_tokens = part.block, _at_once(part.block, n_tokens)
     elements = part.gg + part.cg
@@ -67,7 +67,7 @@ def _sent_bytes(part: Part, n_tokens: int, n_g: int, shared: bool) -> int:
     return (inputs + own + weights + biases) * F32
 
 
-def _compute(part: Part, n_tokens: int, n_g: int, sides: Sequence[list[_Node]]) -> list[_Node]:
+def _compute(part: ComputedBlock, n_tokens: int, n_g: int, sides: Sequence[list[_Node]]) -> list[_Node]:
     """Append the nodes of each side, and return those of which the results are copied back, or added to what the device
     has of them."""
     n_tokens = _at_once(part.block, n_tokens)
@@ -91,7 +91,7 @@ def _compute(part: Part, n_tokens: int, n_g: int, sides: Sequence[list[_Node]]) 
     return [total, last] if n_g < n_tokens else [last]
 
 
-def _side(part: Part, elements: int, n_tokens: int, n_batch: int, nodes: list[_Node]) -> _Node:
+def _side(part: ComputedBlock, elements: int, n_tokens: int, n_batch: int, nodes: list[_Node]) -> _Node:
     """The nodes that compute so many elements; the last one."""
     block = part.block
     reads: tuple[_Node, ...] = ()

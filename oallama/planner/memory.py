@@ -12,7 +12,7 @@ from math import ceil, floor
 from oallama.core.errors import DoesNotFit
 from oallama.core.types import MemoryBreakdown, Operator, StreamSettings
 from oallama.core.units import MIB
-from oallama.cost.activations import Part, activation_bytes, block_bytes
+from oallama.cost.activations import ComputedBlock, activation_bytes, block_bytes
 from oallama.cost.blocks import F32
 from oallama.cost.slices import BlockType, Cut
 from oallama.device.card import FLOAT_TYPES
@@ -299,11 +299,11 @@ def _by_phase(run: Run) -> Iterator[Run]:
     yield from (run[begin:end] for begin, end in pairwise([*begins, len(run)]))
 
 
-def _part(cost: BlockType, cut: Cut, n_g: int) -> Part:
+def _part(cost: BlockType, cut: Cut, n_g: int) -> ComputedBlock:
     """What the device computes of a block."""
     ids = cost.gemms[0].mul_mat.n_expert_used if cost.routed else 0
     late = _streamed(cost, cut, n_g) - cut.cg
-    return Part(cost.block, cut.gg, cut.cg, late, cut.cc, cost.context.resident, ids)
+    return ComputedBlock(cost.block, cut.gg, cut.cg, late, cut.cc, cost.context.resident, ids)
 
 
 def _streamed(cost: BlockType, cut: Cut, n_g: int) -> int:

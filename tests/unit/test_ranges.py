@@ -507,8 +507,8 @@ def test_what_is_priced_as_living_on_a_device_lives_there(n_expert: int, biased:
         split = can and operator.layer is not None and (routed or not n_expert or not is_ffn(operator))
         places.append(Assignment(cut, None, hot_experts if routed else ()) if split else ON_DEVICE)
     border, n_layers = 5, model.n_layer + 1
-    placement = Placement(tuple(places), 1, device_layers=(border - 1, n_layers - border), gg_bytes=1)
-    placement = placement.with_splits([DeviceSplits(gg_bytes=1), DeviceSplits(gg_bytes=1)])
+    splits = (DeviceSplits(gg_bytes=1),) * 2
+    placement = Placement(tuple(places), 1, device_layers=(border - 1, n_layers - border), splits=splits)
     text = "".join(split_texts(problem.operators, placements(problem.operators, placement), 1, [SplitSettings()] * 2))
     told = {line.split()[1] for line in text.splitlines() if line.endswith(" resident")}
     priced = set[str]()
