@@ -18,7 +18,9 @@ from oallama.cli.routing import counting
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.routing import ExpertCounts
 from oallama.core.types import Workload
+from oallama.device.rpc_link import lost_server
 from oallama.device.rpc_worker import start_worker
+from oallama.device.spec import parse_device
 from oallama.placer import Placer
 from oallama.placer.engine import with_repeated_drafts
 from oallama.placer.model_on_device import host_free_beside
@@ -129,6 +131,10 @@ class ServedModel:
     def device_lost(self) -> str | None:
         """Why the device counts as lost, else None."""
         return None if self._worker is None or self._worker.died() is None else "its worker process has ended"
+
+    def server_gone(self) -> str | None:
+        """Why an RPC server of the wanted placement counts as lost, else None: whether each answers is asked now."""
+        return lost_server(parse_device(self._device))
 
     def keep(self, wanted: Sequence[PluginReport], on_cpu: Sequence[PluginReport]) -> None:
         """Add what split blocks took to the model's history, for `oallama tune`, and count uses of experts. wanted,

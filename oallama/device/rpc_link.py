@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+import ggml_bridge
 from ggml_bridge.library import soname
 from oallama.core.errors import DeviceError
 from oallama.core.types import DeviceInfo
 from oallama.device.load_params import load_bridge
 from oallama.device.native_abort import RPC_SILENCE_S, Watchdog, exit_at_abort
+from oallama.device.spec import DeviceSpec
 
 if TYPE_CHECKING:
     from ggml_bridge.bridge import Bridge, Device
@@ -56,8 +58,6 @@ class RpcLink:
 def connect(endpoint: str) -> RpcLink:
     """Connect to the server at host:port and register its device. Raises DeviceError if none answers; one that is
     lost while it is connected to ends the process."""
-    import ggml_bridge
-
     bridge = load_bridge()
     exit_at_abort()
     client = _Client(bridge)
@@ -75,6 +75,18 @@ def connect(endpoint: str) -> RpcLink:
         _register_links(client)
         link.info = device_info(bridge.device(name))
     return link
+
+
+def lost_server(spec: DeviceSpec) -> str | None:
+    """Why an RPC server among these devices counts as lost, which nobody may be connected to; None if each answers."""
+    from ggml_bridge.rpc import probe
+
+    for server in spec.servers:
+        try:
+            probe(server.endpoint)
+        except ggml_bridge.BridgeError as error:
+            return str(error)
+    return None
 
 
 def limit_silence(endpoint: str, seconds: float = RPC_SILENCE_S) -> None:

@@ -34,8 +34,8 @@ class Placements:
     """The placements to serve: the wanted one, and one for when its device is lost, on the CPU, or on the local devices
     where the wanted one has an RPC server beside them; None if it has no device.
 
-    launch: how to start each, with a folder for its files. device_lost: as in Supervisor. keep: gets at the end what
-    the plug-in of each start of `wanted` told, and of each start of `on_cpu`.
+    launch: how to start each, with a folder for its files. device_lost, device_gone: as in Supervisor. keep: gets at
+    the end what the plug-in of each start of `wanted` told, and of each start of `on_cpu`.
     """
 
     wanted: Served
@@ -43,6 +43,7 @@ class Placements:
     launch: Callable[[Served, Path], Launch]
     device_lost: Callable[[], str | None] = lambda: None
     keep: Callable[[Reports, Reports], None] = lambda wanted, on_cpu: None
+    device_gone: Callable[[], str | None] = lambda: None
 
 
 def serve(
@@ -71,6 +72,7 @@ def serve(
             log=log,
             server_log=server_log,
             instead="the CPU" if on_cpu is None or on_cpu.plan.device == "none" else on_cpu.plan.device,
+            device_gone=placements.device_gone,
         )
         shown = _Shown(supervisor, (wanted, of_wanted), (on_cpu or wanted, of_cpu), address)
         with held_interrupt(supervisor.stop), placement_server(shown.document, shown.page, placement_port) as url:

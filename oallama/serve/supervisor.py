@@ -62,8 +62,8 @@ class Supervisor:
     instead: what runs it then, the CPU, or devices that are left.
 
     healthy: whether the process of this number answers at its port. device_lost: why the device is known to be gone,
-    None while it is not. on_ready: called once it answers, after each start. server_log: gets the program's lines. log:
-    sentences for people.
+    None while it is not. device_gone: the same, asked once the program has ended, as it may take a while. on_ready:
+    called once it answers, after each start. server_log: gets the program's lines. log: sentences for people.
     """
 
     launch: Launch
@@ -76,6 +76,7 @@ class Supervisor:
     patience: Patience = PATIENCE
     state: State = field(default_factory=State)
     instead: str = "the CPU"
+    device_gone: Callable[[], str | None] = lambda: None
 
     def __post_init__(self) -> None:
         self._process: ServerProcess | None = None
@@ -88,7 +89,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Run until `stop`; the program has ended then, as it has after any exception. Raises DeviceError if the
-        program does not start at first, or n_starts times in succession later."""
+        program does not start at first, with its device there, or n_starts times in succession later."""
         try:
             self._run()
         finally:
@@ -111,12 +112,12 @@ class Supervisor:
             ran = self._process is not None
             self._set_phase("waiting")
             self._end()
-            if not was_ready:
+            can_go_on = self.on_cpu is not None and self.launch is not self.on_cpu and self.launch.uses_device
+            lost = (self.device_lost() or self.device_gone()) if can_go_on else None
+            if not (was_ready or lost):
                 raise DeviceError(f"llama-server does not start: {why}")
             n_failures += 1
             self.state.restarts += 1
-            lost = self.device_lost() if self.launch.uses_device else None
-            can_go_on = self.on_cpu is not None and self.launch is not self.on_cpu and self.launch.uses_device
             if self.on_cpu is not None and can_go_on and (lost or (ran and not started)):
                 self._continue_on_cpu(self.on_cpu, lost or why)
                 n_failures = 0

@@ -29,8 +29,9 @@ from gguf_factory.projector import write_projector
 from processes import COMMAND, PATIENCE_S, ROOT, here, until
 
 from ggml_bridge.library import find_plugin
+from ggml_bridge.rpc import RpcServer
 from oallama.core.types import Workload
-from oallama.placer import Placer
+from oallama.placer import Given, Placer
 from oallama.stores.default_model import FILE
 
 MODEL = ROOT / "models" / FILE
@@ -287,6 +288,36 @@ def test_a_plan_that_splits_operators_is_served_in_the_plug_in_and_without_its_d
         next(child for child in children if "ggml_bridge.rpc_server" in child.cmdline()).kill()
         until(lambda: not server.state["on_device"] and server.state["phase"] == "ready")
         assert server.client().completions.create(**asked).choices[0].text == split
+
+
+@needs_programs
+@pytest.mark.thorough  # two starts of llama-server; with its stand-in: tests/unit/test_serve_supervisor.py
+def test_an_rpc_server_that_dies_while_it_answers_is_gone_on_without(tmp_path: Path) -> None:
+    """One sentence says so. The client whose answer it cost is told by its connection."""
+    with RpcServer(threads=1) as worker:
+        card = "emulated:rtx3060,vram=2GiB,scale=1,values=real"
+        device = f"{card},rpc://{worker.endpoint}"
+        placer = Placer.load(MODEL, device=device, threads=1, n_ctx=256)
+        for member in placer.members:
+            member._profile = slow_cpu_fast_card(MODEL, 1e9)
+        n_layer = placer.model.n_layer
+        names = [o.name for o in placer.operators if o.layer_in(n_layer) > 0 and o.name != "token_embd.weight"]
+        given = Given(names, n_layer, device_layers=(n_layer - 3, 3))
+        plan = tmp_path / "plan.json"
+        plan.write_text(json.dumps(placer.plan(given, workload=placer.workload(64, 32, 256)).to_json()))
+        options = ("--device", device, "--plan", plan, "-c", 256, "-t", 1)
+        with serving(tmp_path, program("llama-server"), *options) as server:
+            asked: dict[str, Any] = {"model": FILE, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12}
+            before = server.client().completions.create(**asked).choices[0].text
+            with pytest.raises((openai.APIConnectionError, httpx.RemoteProtocolError)):
+                for _ in server.client().completions.create(**{**asked, "max_tokens": 200}, stream=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        psutil.Process(worker.pid).kill()
+            until(lambda: server.state["device_lost"] and server.state["phase"] == "ready")
+            told = [line for line in server.said.splitlines() if "llama-server" in line or "lost" in line]
+            assert len(told) == 1 and f"cannot reach an RPC server at {worker.endpoint}" in told[0], server.said
+            assert server.state["restarts"] == 1 and "--rpc" not in server.words()
+            assert server.client().completions.create(**asked).choices[0].text == before
 
 
 @needs_programs

@@ -23,13 +23,15 @@ QUICK = Patience(first_s=0.05, longest_s=0.2, start_s=120.0, look_s=0.05, answer
 
 class Kept:
     """The stand-in at a port of its own, which takes orders, and its supervisor in a thread. said: to the user. logged:
-    by the program. looks: whether it was healthy. lost: why the device is known to be lost. error: what ended it."""
+    by the program. looks: whether it was healthy. lost, gone: why the device is known to be lost, at any time and once
+    the program has ended. error: what ended it."""
 
-    def __init__(self, folder, address, device="none", orders="", instead="none", **patience):
+    def __init__(self, folder, address, device="none", orders="", instead="none", gone=None, **patience):
         self.address = address
         self.orders = folder / "orders"
         self.order(orders)
         self.said, self.logged, self.looks, self.lost, self.error = [], [], [], [], None
+        self.gone = gone
         self.supervisor = Supervisor(
             self.launch(device),
             None if device == "none" else self.launch(instead),
@@ -39,6 +41,7 @@ class Kept:
             server_log=self.logged.append,
             patience=replace(QUICK, **patience),
             instead="the CPU" if instead == "none" else instead,
+            device_gone=lambda: self.gone,
         )
         self.state = self.supervisor.state
         self.thread = threading.Thread(target=self._work)
@@ -206,6 +209,23 @@ def test_an_rpc_server_that_is_gone_leaves_the_local_device_which_is_given_up_if
     kept.order("fail-device")
     os.kill(kept.state.pid, signal.SIGKILL)
     assert isinstance(kept.end(), DeviceError)
+
+
+def test_a_server_that_no_longer_answers_when_the_program_has_ended_is_told_in_one_sentence(keep):
+    kept = keep(device="Emulated0,RPC0", instead="Emulated0")
+    kept.gone = "cannot reach it"
+    assert kept.supervisor.device_lost() is None
+    kept.order("fail-rpc")
+    os.kill(kept.state.pid, signal.SIGABRT)
+    kept.until_ready(restarts=1)
+    assert kept.said == ["the device was lost (cannot reach it); restarting on Emulated0 alone, which is slower"]
+    assert kept.state.restarts == 1 and b"--device Emulated0" in kept.logged[-1]
+
+
+def test_a_server_that_is_lost_while_the_model_is_first_loaded_is_gone_on_without(keep):
+    kept = keep(ready=False, device="Emulated0,RPC0", instead="Emulated0", orders="fail-rpc", gone="cannot reach it")
+    kept.until_ready(restarts=1)
+    assert len(kept.said) == 1 and "restarting on Emulated0 alone" in kept.said[0]
 
 
 def test_a_pause_ends_when_it_is_stopped(keep):
