@@ -64,15 +64,25 @@ def found_gpus() -> tuple[KnownDevice, ...]:
     return _found_gpus(user_backend()) if _has_gpu_backend() else ()
 
 
+_asked_before: dict[tuple[str | None, str], KnownDevice] = {}
+"""Devices by the user's back end, which may bring them, and by their names in ggml. Each is asked for once."""
+
+
+def _keep(devices: tuple[KnownDevice, ...], backend: str | None) -> tuple[KnownDevice, ...]:
+    _asked_before.update({(backend, device.spec.name.lower()): device for device in devices})
+    return devices
+
+
 @cache
-def _found_gpus(_backend: str | None) -> tuple[KnownDevice, ...]:
-    """found_gpus, asked of a child process once: that takes 0.4 s. _backend: the user's back end, which may bring
-    GPUs."""
+def _found_gpus(backend: str | None) -> tuple[KnownDevice, ...]:
+    """found_gpus, asked of a child process once: that takes 0.4 s, and more for each GPU that is opened. backend: the
+    user's."""
 
     def failed(reason: str) -> DeviceError:
         return DeviceError(f"cannot list GPUs: {reason}; check them with `oallama doctor`, or use --device none")
 
-    return tuple(map(_told, ask_child(MODULE, {}, TIMEOUT_S, failed, unexpected=DeviceError)["gpus"]))
+    told = ask_child(MODULE, {}, TIMEOUT_S, failed, unexpected=DeviceError)["gpus"]
+    return _keep(tuple(map(_told, told)), backend)
 
 
 def identity_of(info: DeviceInfo, driver_files: list[str]) -> dict[str, Any]:
@@ -125,7 +135,12 @@ def _asked(spec: DeviceSpec) -> KnownDevice:
         remedy = "check it with `oallama doctor`, or use --device none"
         return DeviceError(f"cannot query device {spec}: {reason}; {remedy}")
 
-    return _told(ask_child(MODULE, {"device": str(spec)}, TIMEOUT_S, failed, unexpected=DeviceError))
+    backend = user_backend()
+    known = _asked_before.get((backend, spec.name.lower())) if spec.kind == "ggml" else None
+    if known is not None:
+        return known
+    told = _told(ask_child(MODULE, {"device": str(spec)}, TIMEOUT_S, failed, unexpected=DeviceError))
+    return _keep((told,), backend)[0] if spec.kind == "ggml" else told
 
 
 def _told(answer: Mapping[str, Any]) -> KnownDevice:

@@ -359,6 +359,7 @@ def test_auto_asks_only_where_there_is_a_back_end_for_gpus(tmp_path, monkeypatch
     (tmp_path / "libggml-vulkan.so.0").touch()
     assert known_device("auto") == found_gpus()[0] == known_device(None)
     assert [gpu.spec.name for gpu in found_gpus()] == ["CUDA0", "CUDA1"] and asked == [{}]
+    assert tuple(map(known_device, ("CUDA0", "cuda1"))) == found_gpus() and asked == [{}], "each is opened once"
 
 
 @pytest.mark.parametrize(
