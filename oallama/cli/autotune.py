@@ -89,8 +89,8 @@ def at_once(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
 
 
 def tune_after(placer: Placer, workload: Workload) -> None:
-    """Measure for the next run, until a key is typed. The answer is there, so neither that nor a failure is one of the
-    run; a signal that ends the command does."""
+    """Measure for the next run, until a key is typed. The answer is complete, so neither a key nor a failure
+    of tuning fails the run; a signal ends the command."""
     from oallama.placer.tuned import in_tuned_context
 
     begun: list[bool] = []

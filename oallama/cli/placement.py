@@ -189,7 +189,7 @@ def run_workload(placer: Placer, n_prompt: int, n_gen: int, n_past: int = 0) -> 
 def loaded(
     placer: Placer, plan: Plan, asked: PlacementOptions, answers: AnswerOptions, **options: Any
 ) -> Iterator[Engine]:
-    """An engine for somebody who waits, its warnings printed; uses of experts are counted until its end, if asked for.
+    """Yield a loaded engine and print its warnings; count the uses of experts until its end, if asked for.
     options: further ones of Placer.engine."""
     with contextlib.ExitStack() as stack:
         with busy(f"loading {Path(placer.model.path).name}"):

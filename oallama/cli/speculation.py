@@ -65,7 +65,7 @@ class StepOptions:
         return replace(workload, step=DecodeStep(self.expected, n_slots=max(self.slots, self.expected)))
 
     def drafter(self, placer: Placer) -> Drafter | None:
-        """Return the drafter that is asked for; None: there is none, or drafts are of text that repeats. Raises
+        """Return the drafter that is asked for; None: no drafts, or drafts of text that repeats. Raises
         ModelFileError, UsageError."""
         from oallama.placer.drafter import DraftModel, MtpBlock
 

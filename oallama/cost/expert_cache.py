@@ -105,7 +105,7 @@ def through_cache(
 
 
 def beside_cache(costs: Costs, cached: Sequence[CachedLayers]) -> Costs:
-    """Prices of large batches: of their experts those that are there are not streamed."""
+    """Prices of large batches: experts in the cache are not streamed."""
     prices = list(costs.operators)
     for group in cached:
         for i in group.operators:

@@ -57,8 +57,8 @@ class ExpertUse:
         return tuple(min(1.0, odds * different / sum(drawn)) for odds in drawn)
 
     def left(self, mul_mat: MulMat, n_hot: int, n_tokens: int) -> list[tuple[float, float]]:
-        """(different experts, share of their rows) that are left of what n_tokens tokens miss, once those with the most
-        rows are fetched: from none of them to all. n_hot: not all experts."""
+        """(different experts, share of their rows) that are left of what n_tokens tokens miss, after 0, 1, … all of the
+        missed experts with the most rows are fetched. n_hot: fewer than all experts."""
         each = list(zip(self._shares(n_tokens), self.used(mul_mat, n_tokens), strict=True))[n_hot:]
         rows, experts = (list(accumulate(of, initial=0.0)) for of in zip(*sorted(each, reverse=True), strict=True))
         return [(experts[-1] - n, 1.0 - m / rows[-1]) for n, m in zip(experts, rows, strict=True)]

@@ -2,7 +2,8 @@
 
 Replayed over recorded routing, learnt on the first half of the tokens and judged on the second: counts decay by 0.98 a
 token, and after each token at most one missed expert of a layer is let in where it is used more than the least used one
-there. Beside it what those serve that are there when 256 tokens begin, as in a prompt, while nothing moves.
+there. The second table has what the experts serve that are on the device when 256 tokens begin, as in a
+prompt, while nothing moves.
 
 From gpt-oss-20b's answers to 31 questions (15,332 tokens; AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting, `data/`,
 commit 72b368f6) and from one answer each of Qwen3-30B-A3B and Gemma 4 26B-A4B, 128 tokens, cut to six experts a token

@@ -200,7 +200,7 @@ _SPLITS = re.compile(r"graph.*\bsplits = (\d+)(?: / (\d+))?")
 
 def load_refusal(path: str, device: OpenDevice | None, reason: str) -> OallamaError:
     """The error for a load that llama.cpp turned down with `reason`, the first error it logged. device: None: a load
-    that has none."""
+    without a device."""
     if device is not None and device.info is not None and "allocate" in reason:
         return DeviceError(f"{device.with_free} has no room for the model: {reason}; use a smaller --vram, -c or -ub")
     return ModelFileError(f"cannot load {path}: {reason or 'llama.cpp gave no reason'}")

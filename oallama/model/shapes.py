@@ -250,8 +250,8 @@ _TUNED = re.compile(r"-?(?:instruct|coder|chat|it|gguf|hf)(?=[-:]|$)")
 
 def popular(name: str) -> tuple[str, str] | None:
     """(name of a popular model, type of its matrices) that a text means, capitals and signs aside: `gemma-3-27b`,
-    `gemma3:27b`, `google/gemma-3-27b-it-GGUF`, each with :TYPE or not. None for what is none of them. TYPE is MXFP4 of
-    gpt-oss, else Q4_0, unless it is said."""
+    `gemma3:27b`, `google/gemma-3-27b-it-GGUF`, each with :TYPE or not. None for another text. Without :TYPE the type is
+    MXFP4 for gpt-oss, else Q4_0."""
     word = name.lower().rpartition("/")[2]
     head, _, kind = word.rpartition(":")
     kind = re.sub(r"_[SML]$", "", kind.upper())  # Q4_K_M: the type of most of its matrices

@@ -61,7 +61,7 @@ def _check_tokens(gguf: GgufFile, tokens: GgufArray, types: GgufArray | None, by
 
 
 def _check_doubles(gguf: GgufFile, tokens: GgufArray) -> None:
-    """Refuse a token that is there twice, as llama.cpp sees tokens: cut at a zero byte, and an empty one named after
+    """Refuse a token that occurs twice, as llama.cpp sees tokens: cut at a zero byte, and an empty one named after
     its place."""
     seen: set[bytes] = set()
     for i, raw in enumerate(tokens.raw_strings()):

@@ -333,8 +333,8 @@ class Placer(ModelOnDevice):
         return next(member for member in self.members if str(member.device) == device) if device else self
 
     def on_devices(self, devices: Sequence[str]) -> Placer:
-        """The placer on some of its devices (--device text), each with its own --vram; what is none of them has
-        none."""
+        """The placer on some of its devices (--device text), each with its own --vram; another device
+        has no --vram."""
         vram = {str(member.device): member.options.vram for member in self.members}
         sizes = [size for device in devices if (size := vram.get(device)) is not None]
         first, others = (sizes[0], sizes[1:]) if len(sizes) == len(devices) else (None, [])

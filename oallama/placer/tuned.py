@@ -73,8 +73,8 @@ def in_tuned_context(on: ModelOnDevice, workload: Workload) -> Workload:
 
 
 def _known(on: ModelOnDevice, n_ctx: int) -> TuneResult | None:
-    """Return the result in the cache, or None. Free memory changes from run to run, so that the result of one step less
-    of it is taken where there is none of this step: its plans fit."""
+    """Return the result in the cache, or None. Free memory changes from run to run: if this step of memory has no
+    result, that of one step less is used, as its plans fit."""
     key = result_key(on, n_ctx)
     found = read_result(key)
     return found if found or on.options.vram is not None else read_result(replace(key, memory=key.memory - 1))

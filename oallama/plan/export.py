@@ -51,8 +51,8 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Back ends of ggml that are none of the program's own: the path of the library, several separated by colons, and
-    variables that they read."""
+    """Back ends of ggml that the program does not have itself: paths of libraries, separated by colons, and variables
+    that they read."""
 
     library: str
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def stock_command(
     (device/load_params.py). `--fit off` keeps llama.cpp from changing it.
 
     The plan's layouts are those that the CPU has (run/weight_places.py). plugin: needed where needs_plugin says so.
-    backend: of the plan's device, where it is none of the program's own. counts: the plug-in counts how often experts
+    backend: of the plan's device, if the program does not have it itself. counts: the plug-in counts how often experts
     are used. Raises PlanError for a device that no other program has, and where a stock program cannot do what the plan
     says.
     """

@@ -27,8 +27,8 @@ this share of the model file, or so many bytes where that is more."""
 
 
 def with_attention(profile: Profile, flash_attn: FlashAttention) -> Profile:
-    """The profile with the non-matmul cases of one mode only ("auto": all of them). A device that has none of that mode
-    keeps what it has."""
+    """The profile with the non-matmul cases of one mode only ("auto": all of them). A device without cases of
+    that mode keeps the others."""
     if flash_attn == "auto":
         return profile
     wanted = flash_attn == "on"

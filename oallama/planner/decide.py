@@ -155,9 +155,9 @@ def policies_of_auto(problem: Problem) -> tuple[Policy, ...]:
 
 
 def policy_named(policy: str | Policy, rules: Rules = Rules()) -> Policy | None:  # noqa: B008 - frozen
-    """The policy; None for "auto", which with an affinity or a fill of the caller's choice is OATO, which they are for.
+    """The policy; None for "auto". With an affinity or a fill of the caller's choice "auto" means OATO.
 
-    Raises UsageError for an unknown policy, and for affinity or fill with one that has none."""
+    Raises UsageError for an unknown policy, and for affinity or fill with a policy other than OATO."""
     chosen = find_policy(policy) if isinstance(policy, str) else policy
     if chosen is None and policy != AUTO:
         raise UsageError(f"unknown policy {policy!r}; choose from {', '.join((*POLICY_NAMES, FIT))}")

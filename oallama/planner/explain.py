@@ -48,8 +48,8 @@ class OperatorWork:
 def physical_bound(problem: Problem, workload: Workload, memory: MemoryBreakdown) -> Predicted:
     """Bounds of TTFT, TPOT and the whole run, with the device's memory that `memory` leaves for weights.
 
-    A cap on weights does not count the ring: what was streamed last is there still when it is wanted again, and of no
-    more blocks than there are slots nothing is copied. So the cap is raised by what is staged.
+    A cap on weights does not count the ring, in which the blocks that were streamed last stay until the next pass: as
+    many blocks as the ring has slots are not copied again. So the cap is raised by what is staged.
     """
     budget = max(0, memory.limit - memory.kv - memory.compute)
     cap = operators_limit(problem)

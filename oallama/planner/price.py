@@ -25,7 +25,7 @@ from oallama.planner.slicer import SlicePlan, slicer_of
 def price(problem: Problem, workload: Workload, placement: Placement) -> Predicted:
     """TTFT, TPOT and their sum over the workload. Slices share out a prompt's tokens as their table says.
 
-    Raises PlanError for slices that are no blocks of ours, ProfileError if the profile has no link.
+    Raises PlanError for slices that our blocks do not have, ProfileError if the profile has no link.
     """
     problem = problem.of_step(workload.step)
     sliced: dict[int, SlicePlan] = {}

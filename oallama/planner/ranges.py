@@ -100,7 +100,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer in the middle of a device's range: its seconds with none of its weights there, and what it may have.
+    """A layer in the middle of a device's range: its seconds without weights on the device, and what it may have there.
     n_bytes: of all of these."""
 
     seconds: float

@@ -81,7 +81,7 @@ class Simulation:
 def simulate(problem: Problem, workload: Workload, placement: Placement) -> Simulation:
     """Draw what a placement does, for a workload.
 
-    Raises PlanError for slices that are no blocks of ours, ProfileError if the profile has no link.
+    Raises PlanError for slices that our blocks do not have, ProfileError if the profile has no link.
     """
     problem = problem.of_step(workload.step)
     predicted, step = price(problem, workload, placement), workload.step

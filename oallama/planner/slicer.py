@@ -202,7 +202,7 @@ class Slicer:
 
     def _narrower(self, plan: SlicePlan, kind_of: Sequence[int]) -> tuple[int, int] | None:
         """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot is as the next
-        largest). None: there is none to shrink. kind_of: the kind of each block."""
+        largest). None: no slot can shrink. kind_of: the kind of each block."""
         n_g = most_n_g(plan.token_assignment, self.workload.largest_batch)
         slots: dict[int, int] = {}
         for number, (kind, cut) in zip(kind_of, plan.layers, strict=True):
@@ -392,7 +392,7 @@ class Slicer:
         ]
 
     def placed(self, placement: Placement, plan: SlicePlan, phase: Phase = "mixed") -> Placement:
-        """`placement` with the plan's slices, and what it then takes over the passes of a phase."""
+        """The placement with the plan's slices, and its predicted seconds over the passes of a phase."""
         assignments, hot_bytes = list(placement.assignments), 0
         for block, (cost, cut) in zip(plan.blocks, plan.layers, strict=True):
             experts = tuple(sorted(cost.use.order[: cut.n_hot])) if cost.use is not None else ()
@@ -436,7 +436,7 @@ def may_follow(problem: Problem) -> bool:
 
 
 def slicer_of(problem: Problem, workload: Workload, placement: Placement) -> Slicer:
-    """The search as that went which found these slices, for another workload."""
+    """A Slicer with the settings of the search that found these slices, for another workload."""
     streaming = placement.split.settings.streaming
     return Slicer(
         problem,

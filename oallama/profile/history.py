@@ -155,7 +155,7 @@ def timings_of(profile: Profile) -> str:
 
 
 def read_history(model_fingerprint: str, machine: str, timings: str) -> History:
-    """Read the history of a profile with these timings; an empty one where there is none, or none that can be used."""
+    """Read the history of a profile with these timings; an empty one where it is missing or unusable."""
     nothing = History(VERSION, model_fingerprint, timings)
     history = read_in_cache(History, history_path(model_fingerprint, machine)) or nothing
     found = (history.version, history.model_fingerprint, history.profile)

@@ -98,8 +98,8 @@ def _wait(sock: socket.socket, meanwhile: Callable[[], None]) -> None:
 
 
 def encoded(body: Mapping[str, Any]) -> bytes:
-    """A document as JSON. Raises UsageError for what is none, and for text that is not Unicode, as a file name that is
-    no UTF-8 becomes in Python."""
+    """A document as JSON. Raises UsageError for values that JSON does not have, and for text that is not Unicode, such
+    as a file name that is not UTF-8."""
     try:
         return json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -98,7 +98,7 @@ def find_program(asked: str | None) -> Path:
 
 
 def _library_folder() -> Path | None:
-    """The folder of llama.cpp's libraries; None if there are none, which is said by what needs them."""
+    """The folder of llama.cpp's libraries; None if they are missing, which their user reports."""
     try:
         return library_folder()
     except ggml_bridge.BridgeError:

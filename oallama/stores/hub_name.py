@@ -24,7 +24,7 @@ _QUANT = re.compile(r"[-.]([A-Z0-9_]+)\Z", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """USER/REPO[:QUANT]. quant "": none is named."""
+    """USER/REPO[:QUANT]. quant "": not named."""
 
     repo: str
     quant: str = ""

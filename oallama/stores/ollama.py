@@ -1,6 +1,6 @@
 """ollama's store, read only: manifests/HOST/NAMESPACE/MODEL/TAG names, by digest, a GGUF in blobs/.
 
-What a manifest says is checked: a digest that is none, a blob that is missing or cut, and whatever lies outside of the
+What a manifest says is checked: an invalid digest, a blob that is missing or cut, and whatever lies outside of the
 store is a fault of that model.
 """
 

@@ -61,7 +61,7 @@ def _has_rival(found: ClassResult) -> bool:
 
 
 def _is_sound(result: TuneResult) -> bool:
-    """Whether its seconds are times that can be compared, no more than are measured, and of plans that are there."""
+    """Whether its seconds can be compared, its A/B tests have no more pairs than are measured, and its plans exist."""
     classes = result.classes
     speeds = [tried.speed for each in classes for tried in each.tries if tried.speed is not None]
     speeds += [speed for each in classes for ab_test in each.races for pair in ab_test.pairs for speed in pair]

@@ -6,7 +6,7 @@ layers, between two borders, are planned as a model of their own, as one device'
 policies/sliced.py), in the memory that it has. Another machine has whole layers, behind all of these. Borders are
 looked at one after the other, downhill, with few choices of cuts, then the best ones with all of them.
 
-It is none of `--policy`: with several devices, Placer.plan compares it with the best plan on each of them alone.
+`--policy` does not offer it: with several devices, Placer.plan compares it with the best plan on each of them alone.
 """
 
 from __future__ import annotations

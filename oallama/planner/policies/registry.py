@@ -223,8 +223,8 @@ def best_verified(
 def budgets_of(
     problem: Problem, request: Request, slices_alone: bool = False
 ) -> tuple[list[MemoryBudget], tuple[str, ...]]:
-    """The budgets that are proposed for: beside llama.cpp on the device, and without it there; and what was lowered, or
-    why there is none."""
+    """The budgets to make proposals for: beside llama.cpp on the device, and for slices alone; and notes on what was
+    lowered, or why no budget is left."""
     slicer = cache(partial(Slicer, problem, streaming=StreamSettings(prefetch=request.rules.prefetch)))
     budgets: list[MemoryBudget] = []
     notes: tuple[str, ...] = ()

@@ -209,8 +209,8 @@ def most_promising(
     latest_s: float = inf,
 ) -> list[VerifiedPlan]:
     """The configurations of stock llama.cpp that are predicted to take the least, the best first, each with the best of
-    these micro-batches or the workload's; verified by no_alloc loads. to_beat_s, latest_s: none of which all, or the
-    prompt, is predicted to take longer."""
+    these micro-batches or the workload's; verified by no_alloc loads. to_beat_s, latest_s: most seconds that all,
+    and the prompt, may be predicted to take."""
 
     def priced(variant: Variant, budget: MemoryBudget) -> Placement | None:
         placement = variant(problem, budget)
