@@ -62,7 +62,7 @@ class PlacementOptions:
     def __post_init__(self) -> None:
         if self.plan_file is not None and self.step != StepOptions():
             raise UsageError("--plan cannot be combined with --spec, --model-draft or --expect-parallel: the plan says")
-        if self.plan_file is not None and (self.policy.given or self.policy.tells_oato):
+        if self.plan_file is not None and (self.policy.given or self.policy.needs_oato):
             raise UsageError("--plan cannot be combined with --policy, -ngl, --affinity or --fill")
 
     def expecting(self, slots: int) -> PlacementOptions:

@@ -40,7 +40,7 @@ class PolicyOptions:
                 raise UsageError(f"-ngl places whole layers, so it cannot be combined with --policy {self.policy}")
             if self.has_rules:
                 raise UsageError("-ngl places whole layers and cannot be combined with --affinity, --fill, --prefetch")
-        elif self.tells_oato and self.policy is not None and not (self.chosen and self.chosen.has_rules):
+        elif self.needs_oato and self.policy is not None and not (self.chosen and self.chosen.has_rules):
             raise UsageError(f"--affinity and --fill apply only to policy oato, not to --policy {self.policy}")
         elif self.prefetch is not None and self.chosen is not None and not self.chosen.streams:
             raise UsageError(f"--prefetch applies only to streamed weights; --policy {self.policy} streams none")
@@ -57,8 +57,8 @@ class PolicyOptions:
         return self.policy is not None or self.n_gpu_layers is not None
 
     @property
-    def tells_oato(self) -> bool:
-        return self.rules.are_oatos
+    def needs_oato(self) -> bool:
+        return self.rules.need_oato
 
     @property
     def rules(self) -> Rules:
@@ -69,7 +69,7 @@ class PolicyOptions:
     @property
     def has_rules(self) -> bool:
         """True if --affinity, --fill or --prefetch is given."""
-        return self.tells_oato or self.prefetch is not None
+        return self.needs_oato or self.prefetch is not None
 
     @property
     def uses_device(self) -> bool:

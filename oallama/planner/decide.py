@@ -161,7 +161,7 @@ def policy_named(policy: str | Policy, rules: Rules = Rules()) -> Policy | None:
     chosen = find_policy(policy) if isinstance(policy, str) else policy
     if chosen is None and policy != AUTO:
         raise UsageError(f"unknown policy {policy!r}; choose from {', '.join((*POLICY_NAMES, FIT))}")
-    if not rules.are_oatos:
+    if not rules.need_oato:
         return chosen
     if chosen is not None and not chosen.has_rules:
         raise UsageError(f"affinity and fill apply only to policy {oato.name}, not to {chosen.name}")

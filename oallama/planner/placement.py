@@ -35,12 +35,12 @@ from oallama.plan.plan import Plan
 from oallama.plan.split import hot_bytes, slice_counts
 from oallama.planner.memory import memory_breakdown
 
-Budget = Callable[[int], int]
+OperatorBudget = Callable[[int], int]
 """first_device_layer -> bytes left for operators on the device once KV, compute buffers and the other tensors of those
 layers are there; negative: that choice does not fit."""
 
 
-def first_that_fits(n_layer: int, budget: Budget) -> int:
+def first_that_fits(n_layer: int, budget: OperatorBudget) -> int:
     """The first layer from which on norms and KV fit the device, with no operator there; n_layer + 1: none does."""
     return next((first for first in range(n_layer + 1) if budget(first) >= 0), n_layer + 1)
 
@@ -219,7 +219,7 @@ def whole_bytes(weights: Sequence[Operator | OperatorCost], on_device: Sequence[
     return sum(weight.bytes for weight, is_device in zip(weights, on_device, strict=True) if is_device)
 
 
-def layers(costs: Costs, budget: Budget) -> Placement:
+def layers(costs: Costs, budget: OperatorBudget) -> Placement:
     """The most whole layers that fit, from the end, KV with them: `-ngl k` for the largest k (llama.cpp counts the
     output layer as one of the k, and takes it first)."""
     n_layer = costs.graph.n_layer

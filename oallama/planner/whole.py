@@ -20,7 +20,7 @@ from oallama.cost.graph import first_within
 from oallama.cost.whole import Costs, placement_seconds, transfer_seconds
 from oallama.planner.affinity import AffinityRule, FillRule, algorithm_1, benefit, fill, rank
 from oallama.planner.placement import (
-    Budget,
+    OperatorBudget,
     Placement,
     cpu,
     layers,
@@ -41,7 +41,7 @@ def device_layer_choices(n_layer: int, also: int) -> tuple[int, ...]:
 
 def search(
     costs: Costs,
-    budget: Budget,
+    budget: OperatorBudget,
     *,
     affinity: AffinityRule = "default",
     rule: FillRule = "continue",
@@ -69,7 +69,7 @@ def search(
     return min(found, key=lambda placement: (placement.seconds, placement.first_device_layer)) if found else cpu(costs)
 
 
-def use_up(costs: Costs, budget: Budget, placement: Placement) -> Placement:
+def use_up(costs: Costs, budget: OperatorBudget, placement: Placement) -> Placement:
     """The placement with whatever still fits the device there too, by falling affinity, whether that gains or not."""
     first = placement.first_device_layer
     if first > costs.graph.n_layer:
@@ -103,7 +103,7 @@ class _Move:
     added_s: float
 
 
-def exchange(costs: Costs, operators: Sequence[Operator], budget: Budget, filled: Placement) -> Placement:
+def exchange(costs: Costs, operators: Sequence[Operator], budget: OperatorBudget, filled: Placement) -> Placement:
     """The placement after the last swap that saves time; `filled` itself where none does. filled: within the budget,
     without slices.
 

@@ -15,7 +15,7 @@ from math import gcd, inf
 
 from oallama.cost.graph import DeviceCopies
 from oallama.cost.whole import Costs
-from oallama.planner.placement import Budget, Placement, cpu, first_that_fits, placed_whole
+from oallama.planner.placement import OperatorBudget, Placement, cpu, first_that_fits, placed_whole
 from oallama.planner.policies.registry import MemoryBudget, policy
 from oallama.planner.problem import Problem
 
@@ -34,7 +34,7 @@ class Link:
     leave_s: float  # before it, where it is on the host and the one before it is not
 
 
-def chained(costs: Costs, budget: Budget) -> Placement:
+def chained(costs: Costs, budget: OperatorBudget) -> Placement:
     """The placement with the least sum of the chain: norms and KV of all layers on the device, or of as many as fit."""
     first = first_that_fits(costs.graph.n_layer, budget)
     on_device, _ = least_chain(*chain(costs, first), max(0, budget(first)))

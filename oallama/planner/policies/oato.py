@@ -23,6 +23,6 @@ def oato(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
         found.append(exchange(costs, problem.operators, operator_bytes, filled))
     if rules.fill == "full":
         found = [use_up(costs, operator_bytes, placement) for placement in found]
-    elif not rules.are_oatos:
+    elif not rules.need_oato:
         found.append(cpu_alone(problem, budget.workload, budget.request.phase))
     yield from found

@@ -41,7 +41,7 @@ class Rules:
                 raise UsageError(f"unknown {name} {getattr(self, name)!r}; choose from {', '.join(get_args(known))}")
 
     @property
-    def are_oatos(self) -> bool:
+    def need_oato(self) -> bool:
         """Whether some were chosen that only OATO has."""
         return (self.affinity, self.fill) != ("default", "continue")
 

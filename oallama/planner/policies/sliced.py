@@ -17,7 +17,7 @@ from oallama.core.types import Operator, Workload
 from oallama.cost.blocks import is_ffn
 from oallama.cost.experts import expert_use
 from oallama.cost.whole import Costs
-from oallama.planner.placement import Budget, Placement, VerifiedPlan, cpu, placed_whole, whole_bytes
+from oallama.planner.placement import OperatorBudget, Placement, VerifiedPlan, cpu, placed_whole, whole_bytes
 from oallama.planner.policies.registry import MemoryBudget, policy
 from oallama.planner.problem import SMALLEST_UBATCH, Problem, costs_of
 from oallama.planner.slicer import N_VALUES, SlicePlan, may_follow
@@ -187,7 +187,7 @@ class SliceSearch:
         used = whole_bytes(self._problem.operators, last.on_device)
         return 1.0, min(1.0, used / max(1, self._memory_budget.operator_bytes(last.first_device_layer)))
 
-    def _budget(self, share: float) -> Budget:
+    def _budget(self, share: float) -> OperatorBudget:
         def budget(first_device_layer: int) -> int:
             n_bytes = self._memory_budget.operator_bytes(first_device_layer)
             return int(share * n_bytes) if n_bytes > 0 else n_bytes

@@ -23,7 +23,7 @@ from oallama.cost.whole import Costs
 from oallama.plan.export import stock_flags
 from oallama.planner.memory import DeviceMemory
 from oallama.planner.placement import (
-    Budget,
+    OperatorBudget,
     Placement,
     VerifiedPlan,
     layers,
@@ -67,7 +67,7 @@ def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory)
     return placement, price(problem, workload, placement)
 
 
-def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Placement:
+def stock_fit(costs: Costs, operators: Sequence[Operator], budget: OperatorBudget) -> Placement:
     """The placement, priced over the passes of `costs`."""
     n_layer = costs.graph.n_layer
     whole = layers(costs, budget)
