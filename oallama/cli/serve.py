@@ -130,8 +130,7 @@ def command(
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(reserved_address(server.host, server.port, server.api_key))
         if server.placement_port:
-            with reserved_address("127.0.0.1", server.placement_port, None, "--placement-port"):
-                pass
+            stack.enter_context(reserved_address("127.0.0.1", server.placement_port, None, "--placement-port"))
         found = find_program(server.program)
         with busy("planning"):
             served = stack.enter_context(
