@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from native_helpers import RunHere
 
 import ggml_bridge
 from ggml_bridge.emulated import EmulatedDevice
+from ggml_bridge.library import library_folder, soname
 from ggml_bridge.timing import MulMatCase
 
 pytestmark = pytest.mark.timed
@@ -83,6 +85,10 @@ def test_several_devices_have_memory_of_their_own_and_are_registered_together(br
         with bridge.mul_mat("Emulated1", None, "Q4_0", 1024, 1024, n_tokens=4, working_set_bytes=0):
             free = [bridge.device(name).memory_free for name in (NAME, "Emulated1")]
         assert free[0] == 268435456 and free[1] < 134217728
+        pinned = ctypes.CDLL(str(library_folder() / soname("ggml-base"))).ggml_backend_dev_host_buffer_type
+        pinned.argtypes, pinned.restype = [ctypes.c_void_p], ctypes.c_void_p
+        types = {pinned(bridge.device(name).pointer) for name in (NAME, "Emulated1")}
+        assert len(types) == 1 and None not in types, "pinned memory is one type, as CUDA's is"
         device.register(REAL)
         assert "Emulated1" not in [one.name for one in bridge.devices()]
     finally:

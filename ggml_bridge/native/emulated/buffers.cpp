@@ -196,9 +196,10 @@ ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev) {
     return bufts[number_of(dev)]->get();
 }
 
-ggml_backend_buffer_type_t host_buft(ggml_backend_dev_t dev) {
-    static const BufferTypes bufts = buffer_types(emulated_host_buft_i);
-    return bufts[number_of(dev)]->get();
+// One for all devices, as CUDA has it: what is pinned is so for each of them.
+ggml_backend_buffer_type_t host_buft() {
+    static oallama::BufferType buft({emulated_host_buft_i, &the_devices[0], nullptr});
+    return buft.get();
 }
 
 } // namespace emulated

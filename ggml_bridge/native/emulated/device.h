@@ -129,6 +129,6 @@ template <typename F> void attempt(Device & device, F && f) noexcept {
 }
 
 ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev); // its memory
-ggml_backend_buffer_type_t host_buft(ggml_backend_dev_t dev);   // pinned host memory
+ggml_backend_buffer_type_t host_buft();                         // pinned host memory
 
 } // namespace emulated

@@ -199,8 +199,8 @@ ggml_backend_buffer_type_t emulated_device_get_buffer_type(ggml_backend_dev_t de
     return device_buft(dev);
 }
 
-ggml_backend_buffer_type_t emulated_device_get_host_buffer_type(ggml_backend_dev_t dev) {
-    return host_buft(dev);
+ggml_backend_buffer_type_t emulated_device_get_host_buffer_type(ggml_backend_dev_t /*dev*/) {
+    return host_buft();
 }
 
 bool emulated_device_supports_op(ggml_backend_dev_t /*dev*/, const ggml_tensor * op) {
