@@ -17,6 +17,7 @@ from oallama.bench.stats import LEAST_PAIRS, speed_ratio
 from oallama.core.codec import finite
 from oallama.core.types import Ratio
 from oallama.core.units import GIB, MIB
+from oallama.report.table import in_lines
 from oallama.run.stock import bytes_at
 
 Row = dict[str, Any]
@@ -211,12 +212,12 @@ def markdown(rows: Sequence[Row]) -> str:
     alike = {name for name in _SETTINGS if len({cells[name] for cells in table}) == 1}
     columns = [name for name in _COLUMNS if name not in alike]
     shared = [f"{name} {table[0][name]}" for name in _SETTINGS if name in alike]
-    lines = [", ".join(shared).removeprefix("model "), ""]
+    lines = [*in_lines(", ".join(shared).removeprefix("model ")), ""]
     lines.append("| " + " | ".join(columns) + " |")
     lines.append("| " + " | ".join("---" if name in ("model", "backend", "arm") else "---:" for name in columns) + " |")
     lines += ["| " + " | ".join(cells[name] for name in columns) + " |" for cells in table]
     for sentence in _sentences(rows):
-        lines += ["", sentence]
+        lines += ["", *in_lines(sentence)]
     return "\n".join(lines) + "\n"
 
 

@@ -486,7 +486,9 @@ def test_a_ratio_that_would_mislead_is_refused(changes, says):
     assert (made[1]["ratio_to_first"], made[1]["ratio_ci95"]) == (None, None)
     assert says in made[1]["ratio_refused"]
     assert made[1]["avg_ts"] > 0, "what was measured is still told"
-    assert f": {made[1]['ratio_refused']}." in formatted(made, "md")
+    shown = formatted(made, "md")
+    assert f": {made[1]['ratio_refused']}." in " ".join(shown.split())
+    assert all(len(line) <= 80 or line.startswith("|") for line in shown.splitlines()), "no terminal breaks a word"
 
 
 def test_json_is_a_list_as_llama_bench_writes_it_and_knows_no_nan():
