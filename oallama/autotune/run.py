@@ -222,6 +222,7 @@ class _Tuner:
     def plan(self, kinds: Sequence[WorkloadClass]) -> None:
         """Add the pending measurements of these classes."""
         if new := {kind: self._workload(kind) for kind in kinds if self.result.of(kind) is None}:
+            self._placer.profile()  # a known one may be of a busy machine that is calm now
             alone = {
                 str(member.device): self._placement(f"{STOCK_FIT}@{number}")
                 for number, member in enumerate(self._placer.members)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LONGEST_S = 600.0
 """Most seconds of measuring after an answer. If more are predicted, the last line says what to type instead."""
 
-SECONDS_TOLD = 100.0  # longer is told in minutes
+SECONDS_TOLD, MINUTES_TOLD = 100.0, 100  # longer is told in minutes, in hours
 
 
 def measured(
@@ -55,6 +55,7 @@ def measured(
                 f"oallama: comparing plans with llama.cpp's options: about {minutes_text(seconds)}, once for this "
                 f"model, device and context ({ends})"
             )
+            tell_doubt(placer)
             shown.append(stack.enter_context(time_bar(seconds)))
 
         def progress(doing: str, done: int = 0, expect: int = 0) -> None:
@@ -99,7 +100,6 @@ def tune_after(placer: Placer, workload: Workload) -> None:
         log("oallama: tuning for the next run; press any key to stop and keep the results so far")
         with ended_by_key():
             measured(placer, workload, most_s=LONGEST_S, ends="press any key to stop", begun=lambda: begun.append(True))
-            tell_doubt(placer)
     except KeyboardInterrupt:
         if asked_to_end():
             raise
@@ -135,10 +135,11 @@ def tuning_gain(placer: Placer, workload: Workload, stock: Plan) -> str:
 
 
 def tell_doubt(placer: Placer) -> None:
-    """Warn in one line if predicted times are doubtful, and why."""
+    """Warn in one line if predicted times are doubtful, and why. Measures nothing."""
     from oallama.profile.busy import doubt
 
-    if why := doubt(placer.profile()):
+    profile = placer.known_profile
+    if profile is not None and (why := doubt(profile)):
         log(f"note: {why}")
 
 
@@ -162,4 +163,8 @@ def tuning(placer: Placer, workload: Workload) -> str:
 
 
 def minutes_text(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < SECONDS_TOLD else f"{math.ceil(seconds / 60)} min"
+    """`70 s`, `17 min`, `3 h`."""
+    if seconds < SECONDS_TOLD:
+        return f"{seconds:.0f} s"
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes} min" if minutes < MINUTES_TOLD else f"{math.ceil(minutes / 60)} h"

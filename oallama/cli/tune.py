@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from oallama.cli.autotune import measured, tell_doubt
+from oallama.cli.autotune import measured
 from oallama.cli.help import Command, Group, option
 from oallama.cli.options import (
     CONTEXT,
@@ -94,6 +94,5 @@ def command(
         if begun:
             log("oallama: the results so far are kept; the same command continues from here")
         raise
-    tell_doubt(placer)
     if as_json:
         emit_json({**found.result.document, "remembered": found.remembered})

@@ -16,6 +16,7 @@ import pytest
 
 from oallama.cli import main as cli_main
 from oallama.cli import output
+from oallama.cli.autotune import minutes_text
 from oallama.cli.help import Option, is_advanced
 from oallama.core.errors import (
     DeviceError,
@@ -166,6 +167,10 @@ def test_help_fits_a_screen_and_all_of_help_names_every_option(capsys, monkeypat
         assert isinstance(option, Option)
         assert bool(listed & {*option.opts}) != is_advanced(option), option.opts
         assert {*option.opts} <= words
+
+
+def test_long_times_are_told_in_minutes_and_hours():
+    assert [minutes_text(seconds) for seconds in (70, 1012, 5999, 203_530)] == ["70 s", "17 min", "2 h", "57 h"]
 
 
 def test_help_of_a_command_may_be_asked_for_by_a_word(capsys):
