@@ -133,14 +133,12 @@ class LazyGroup(click.Group):
 def _meant(word: str, args: list[str]) -> str:
     """Suggest a command for an unknown word: a model or a prompt to run, or a misspelt command. Returns "" without a
     suggestion."""
-    from difflib import get_close_matches
-
     from oallama.cli.prompt import is_model
+    from oallama.core.text import suggestion
 
     if " " in word or is_model(word):
         return f"to run it: {shlex.join(['oallama', 'run', *args])}"
-    close = get_close_matches(word, COMMANDS, 1)
-    return f"did you mean `oallama {close[0]}`?" if close else ""
+    return suggestion(word, COMMANDS, form="`oallama {}`")
 
 
 @click.command(

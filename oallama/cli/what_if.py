@@ -6,7 +6,6 @@ import os.path
 import sys
 import tempfile
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +33,7 @@ from oallama.cli.output import busy, deliver, each_awaited, emit, emit_json, log
 from oallama.cli.policy import PolicyName
 from oallama.cli.speculation import parallel_option
 from oallama.core.errors import UsageError
+from oallama.core.text import suggestion
 from oallama.device.cards import CARDS, USUAL_CARDS, pc, preset
 from oallama.model.shapes import POPULAR, popular
 from oallama.stores.hub_name import names_the_hub
@@ -78,9 +78,8 @@ def file_or_shape(word: str) -> str:
     if is_here or names_the_hub(word) or find_model(word) is not None:
         return model_file(word)
     if (found := popular(word)) is None:
-        close = get_close_matches(word.lower(), POPULAR, 1)
-        meant = f" (did you mean {close[0]}?)" if close else ""
-        raise UsageError(f"{unknown_model(word)}{meant}; known by name: {', '.join(POPULAR)}")
+        meant = suggestion(word.lower(), POPULAR)
+        raise UsageError(f"{unknown_model(word)}{f' ({meant})' if meant else ''}; known by name: {', '.join(POPULAR)}")
     from oallama.core.temporary import temporary_folder
     from oallama.model.shape_file import write_empty
 

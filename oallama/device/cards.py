@@ -44,9 +44,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
 from oallama.core.errors import UsageError
+from oallama.core.text import suggestion
 from oallama.core.units import GIB
 from oallama.device.card import Card, Host
 
@@ -244,7 +244,6 @@ def preset(name: str) -> Card:
     """A card by its preset or its usual name: "RTX 3060", "5060 Ti 16GB". Raises UsageError that lists the presets."""
     card = _BY_KEY.get(_key(name))
     if card is None:
-        close = get_close_matches(name.lower(), [re.sub(r"-\d+$", "", known) for known in CARDS], 1)
-        meant = f" (did you mean {close[0]}?)" if close else ""
-        raise UsageError(f"unknown card {name!r}{meant}; choose from {', '.join(CARDS)}")
+        meant = suggestion(name.lower(), [re.sub(r"-\d+$", "", known) for known in CARDS])
+        raise UsageError(f"unknown card {name!r}{f' ({meant})' if meant else ''}; choose from {', '.join(CARDS)}")
     return CARDS[card]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from oallama.cli.chat.settings import MEANINGS, changed, check_setting
 from oallama.cli.output import log, write_file
 from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
-from oallama.core.text import is_text
+from oallama.core.text import is_text, suggestion
 from oallama.core.units import format_bytes
 from oallama.report.text import model_title, plural, policy_on, printable
 from oallama.run.conversation import Conversation
@@ -49,8 +48,7 @@ def obey(session: ChatSession, message: str) -> None:
     name = OTHER_NAMES.get(name, name)
     command = COMMANDS.get(name)
     if command is None:
-        closest = difflib.get_close_matches(name, COMMANDS, 1)
-        meant = f"did you mean {closest[0]}?" if closest else "/? lists them"
+        meant = suggestion(name, COMMANDS, "/? lists them")
         raise UsageError(f"unknown command {name}; {meant} (put a space before the / to send it to the model)")
     command.do(session, argument.strip())
 

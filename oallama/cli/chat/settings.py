@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from oallama.cli.sampling import SamplingOptions, parse_seed
 from oallama.core.errors import UsageError
+from oallama.core.text import suggestion
 from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END, checked_stops
 from oallama.run.sampling import Sampling
 
@@ -62,9 +62,7 @@ MEANINGS = {
 def check_setting(name: str) -> None:
     """Raises UsageError for an unknown setting, with the most similar name."""
     if name not in MEANINGS:
-        closest = difflib.get_close_matches(name, MEANINGS, 1)
-        meant = f"did you mean {closest[0]}?" if closest else "/set lists them"
-        raise UsageError(f"unknown setting {name}; {meant}")
+        raise UsageError(f"unknown setting {name}; {suggestion(name, MEANINGS, '/set lists them')}")
 
 
 def changed(settings: ChatSettings, name: str, text: str) -> ChatSettings:
