@@ -111,9 +111,9 @@ def near_models(word: str) -> tuple[str, ...]:
 
 def unknown_model(word: str) -> str:
     """The error for an unknown model: how to get one, and similar files and downloaded models."""
-    from oallama.stores.find import stored_models
+    from oallama.stores.find import no_such_model, stored_models
 
-    parts = [f"{word} is neither a GGUF file nor a downloaded model"]
+    parts = [no_such_model(word)]
     if _OF_THE_HUB.fullmatch(word):
         parts.append(f"-hf {word} downloads it from Hugging Face")
     elif _OF_OLLAMA.fullmatch(word):

@@ -24,6 +24,11 @@ def stored_models() -> tuple[list[StoredModel], list[Fault]]:
     return found, faults
 
 
+def no_such_model(text: str) -> str:
+    """Say that a text names no model on this machine."""
+    return f"{text} is neither a GGUF file nor a downloaded model"
+
+
 def model_path(text: str) -> str:
     """The path of a model that a text names: a file, a downloaded model, or one of the hub (hf.co/…), which is then
     downloaded where it is not; a missing .gguf file is returned as it is. Raises ModelFileError, UsageError,
@@ -37,8 +42,7 @@ def model_path(text: str) -> str:
         found = download(look_up(parse_hub_name(text)))
     if found is None and not text.endswith(".gguf"):
         raise ModelFileError(
-            f"{text} is neither a GGUF file nor a downloaded model; hf.co/USER/REPO downloads one from Hugging Face, "
-            f"`ollama pull` one from ollama"
+            f"{no_such_model(text)}; hf.co/USER/REPO downloads one from Hugging Face, `ollama pull` one from ollama"
         )
     return text if found is None else str(found.path)
 
