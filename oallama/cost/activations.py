@@ -17,7 +17,7 @@ from oallama.cost.blocks import F32, SplitBlock
 
 
 class ComputedBlock(NamedTuple):
-    """What the device computes of a block."""
+    """Slices of a block that the device computes."""
 
     block: SplitBlock
     gg: int
@@ -68,8 +68,8 @@ def _sent_bytes(part: ComputedBlock, n_tokens: int, n_g: int, shared: bool) -> i
 
 
 def _compute(part: ComputedBlock, n_tokens: int, n_g: int, sides: Sequence[list[_Node]]) -> list[_Node]:
-    """Append the nodes of each side, and return those of which the results are copied back, or added to what the device
-    has of them."""
+    """Append the nodes of each side. Returns the nodes whose results are copied back; those of a resident block are
+    added on the device."""
     n_tokens = _at_once(part.block, n_tokens)
     n_batch = n_tokens
     made: list[_Node | None] = []
@@ -92,7 +92,7 @@ def _compute(part: ComputedBlock, n_tokens: int, n_g: int, sides: Sequence[list[
 
 
 def _side(part: ComputedBlock, elements: int, n_tokens: int, n_batch: int, nodes: list[_Node]) -> _Node:
-    """The nodes that compute so many elements; the last one."""
+    """Append the nodes that compute so many elements of one side. Returns the last one."""
     block = part.block
     reads: tuple[_Node, ...] = ()
     if block.hidden_each:
@@ -137,7 +137,7 @@ class _Graph:
         self.nodes: list[_Node] = []
 
     def bytes(self) -> int:
-        """Bytes of the memory that all of it lies in."""
+        """Bytes of the memory that the allocator needs for them."""
         for node in self.nodes:
             for source in node.reads:
                 source.n_readers += 1

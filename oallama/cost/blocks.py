@@ -119,8 +119,8 @@ def takes_n_g(operator: Operator) -> bool:
 
 
 def chunk_of(operator: Operator) -> int | None:
-    """Tokens of which the split back end computes it at the same time at most; None: all of a micro-batch, as where it
-    adds a bias."""
+    """Most tokens that the split back end computes the operator for at once; None: a whole micro-batch, as for an
+    output with a bias."""
     return LOGITS_CHUNK if operator.role == "output" and not operator.biased else None
 
 

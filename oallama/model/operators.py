@@ -38,7 +38,7 @@ _PARALLEL_FFN = frozenset({"falcon", "command-r", "cohere2", "cohere2moe", "plam
 """Attention and FFN both read the layer's input, and the sum of the two is built FFN first: attn_output runs last."""
 
 _RESIDUAL_BETWEEN = frozenset({"command-r", "cohere2", "cohere2moe", "gptneox"})
-"""Of these the residual is added to the FFN's result before attn_output runs."""
+"""Architectures that add the residual to the FFN's result before attn_output runs."""
 
 _BEFORE_ATTN_OUTPUT = {
     "smallthinker": ("ffn_gate_inp",),

@@ -235,9 +235,9 @@ def most_n_g(table: TokenTable, n_ubatch: int) -> int:
 
 def ring_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
     """Bytes of the ring for streamed weights. layers: in the order in which they run. n_g: most tokens of a batch that
-    CC is streamed for. A slot holds what a phase streams. Two slots lie at the ring's two ends, so that it need not be
-    longer than two phases that follow one another, of which the last is followed by the first; any other number of
-    slots as if each held the largest."""
+    CC is streamed for. A slot holds what a phase streams. Two slots lie at the ring's two ends, so the ring is as long
+    as the largest two phases that follow one another, the first after the last included. Any other number of slots is
+    counted as if each held the largest phase."""
     return _ring_bytes(_runs(layers, n_ubatch, n_g), streaming, n_g)
 
 
@@ -278,7 +278,7 @@ Run = tuple[tuple[BlockType, Cut], ...]
 
 
 def _runs(layers: CutBlocks, n_ubatch: int, n_g: int) -> list[Run]:
-    """The blocks of which the device computes slices, by runs; what llama.cpp computes between them ends a run."""
+    """Group the blocks with slices on the device into runs. A run ends where llama.cpp computes between two blocks."""
     found: list[Run] = []
     run: list[tuple[BlockType, Cut]] = []
     for cost, cut in layers:
@@ -300,7 +300,7 @@ def _by_phase(run: Run) -> Iterator[Run]:
 
 
 def _part(cost: BlockType, cut: Cut, n_g: int) -> ComputedBlock:
-    """What the device computes of a block."""
+    """The slices of a block that the device computes."""
     ids = cost.gemms[0].mul_mat.n_expert_used if cost.routed else 0
     late = _streamed(cost, cut, n_g) - cut.cg
     return ComputedBlock(cost.block, cut.gg, cut.cg, late, cut.cc, cost.context.resident, ids)

@@ -126,7 +126,7 @@ class Placement:
 
     @property
     def split(self) -> DeviceSplits:
-        """What the split back end has beside the first device."""
+        """Bytes and settings of the split back end beside the first device."""
         return self.splits[0]
 
     @property
@@ -136,7 +136,7 @@ class Placement:
 
     @property
     def device_splits(self) -> tuple[DeviceSplits, ...]:
-        """What the split back end has beside each device."""
+        """Bytes and settings of the split back end beside each device."""
         return (*self.splits, *(DeviceSplits() for _ in range(len(self.device_layers) - len(self.splits))))
 
     @property

@@ -40,7 +40,7 @@ IN_CACHE, IN_CACHE_BYTES = 1.2, 12 << 20
 Found, as the half above, in 274 published runs (docs/real-card.md)."""
 
 DEPTHS = (256, 1024, 4096, 16384, 65536)
-"""Of the KV cache in non-matmul cases. Nothing is measured, so they may be deep."""
+"""Tokens in the KV cache in non-matmul cases. Nothing is measured, so deep ones cost no time."""
 
 F32 = 4
 BACKEND = "CUDA"  # what a described card is taken for: queues, pinned memory, offload of host weights in large batches

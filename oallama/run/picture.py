@@ -10,7 +10,7 @@ from oallama.core.units import MIB
 
 MAX_BYTES = 64 * MIB
 _KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"BM": "bmp"}
-"""What llama-server decodes, by magic."""
+"""Formats that llama-server decodes, by their first bytes."""
 
 
 def data_url(path: str) -> str:

@@ -106,7 +106,7 @@ def _uses_since(after: ExpertUses, before: ExpertUses | None) -> ExpertUses:
 
 
 def read_report(path: Path) -> PluginReport | None:
-    """Read a report. Returns None as long as there is no readable one."""
+    """Read a report. Returns None while it is missing or unreadable."""
     try:
         document = parse_json(path.read_text(encoding="utf-8", errors="replace"))
         if document.get("oallama_report") != 1:

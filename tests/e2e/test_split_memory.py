@@ -1,9 +1,8 @@
-"""What is split takes the device memory that is planned, to the byte, whatever is cut and streamed of it."""
+"""The split back end holds the device memory that the plan counts, to the byte, for any cut and any stream."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from oallama.model.shapes import ModelShape, glm4moe, qwen3
 from oallama.plan.split import slice_counts
 from oallama.planner.memory import ring_bytes, staging_bytes
 
-ALIGNMENT = 1 * KIB  # of what lies one behind the other
+ALIGNMENT = 1 * KIB  # of tensors that lie one behind the other
 PROMPT = [1 + i % 290 for i in range(N_UBATCH)]
 NO_SECONDS = Kernel(NO_TIME)
 
@@ -54,8 +53,9 @@ def assert_as_planned(path: Path, share: Share, *, resident: bool = False, n_g: 
         context = BlockContext(resident=resident and members[0].layer is not None)
         cost = BlockType(block, gemms, context=context, takes_n_g=takes_n_g(members[0]))
         layers.append((cost, kinds[block.operators[0]]))
-    settings = replace(StreamSettings(), ring_bytes=ring_bytes(layers, StreamSettings(), N_UBATCH, n_g))
-    planned = staging_bytes(layers, StreamSettings(), N_UBATCH, n_g)
+    streaming = StreamSettings()
+    settings = StreamSettings(ring_bytes=ring_bytes(layers, streaming, N_UBATCH, n_g))
+    planned = staging_bytes(layers, streaming, N_UBATCH, n_g)
     before = load_bridge().split().memory()
     with case.changed(streaming=settings).llama() as llama:
         assert_stock(placed_logits(llama, PROMPT), path, PROMPT)

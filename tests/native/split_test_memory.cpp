@@ -234,9 +234,9 @@ struct ThirdDevice {
     }
 };
 
-// What a third device computes is sent, and before that ggml's scheduler waits for this device alone: what llama.cpp's
-// back end has computed in the memory where blocks live may not be there. So it is refused when memory is reserved,
-// which a load does, and when it is computed all the same. Where results are on the host, nothing is to be waited for.
+// Before ggml's scheduler sends an input from a third device, it waits for that device alone. Results of llama.cpp's
+// back end in the memory where blocks live may still be missing. So such a block is refused when memory is reserved, as
+// a load does, and when it is computed. Blocks with their results on the host need no wait.
 void check_third_device(const Block & block) {
     ThirdDevice third;
     for (const bool lives : {false, true}) {

@@ -28,7 +28,7 @@ def of(first, row):
 
 
 def rows_of(cell):
-    """What the page says of one comparison, without its name: the arms that have a configuration of their own, against
+    """Yield the page's rows of one comparison, without its name: each arm with a configuration of its own, against
     `--fit` and against the fastest arm of stock llama.cpp."""
     fit, *_ = shown = [row for row in cell["rows"] if not row["same_as"]]
     best = min((row for row in shown if row["arm"].startswith("stock")), key=lambda row: mean(row["samples_ns"]))
