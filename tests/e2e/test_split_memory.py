@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -72,23 +72,28 @@ def of_roles(*roles: str) -> Share:
 
 
 HEADS, FFN = ("attn_q", "attn_v", "attn_k"), ("ffn_gate", "ffn_up", "ffn_down")
-SUBSETS = [
-    (arch, roles)
-    for arch, of in [
-        ("llama", FFN), ("llama", HEADS), ("qwen2", HEADS), ("gpt2", FFN[1:]),
-        ("falcon", (*FFN[1:], "attn_output")), ("phi2", (*FFN[1:], "attn_output")), ("phi2", HEADS),
-    ]
-    for n in range(1, len(of) + 1)
-    for roles in combinations(of, n)
-]  # fmt: skip
-"""Each subset of an FFN's mul-mats, and of attention's: with a gate and without, with biases and without; with an FFN
-behind attention's output, and before it."""
+PARALLEL = (*FFN[1:], "attn_output")
 
 
-@pytest.mark.parametrize("resident", [False, True])
-@pytest.mark.parametrize(("arch", "roles"), SUBSETS)
-def test_whatever_is_split(arch: str, roles: tuple[str, ...], resident: bool, models: Path) -> None:
+def subsets(*families: tuple[str, tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
+    """Each subset of an architecture's mul-mats that are computed together."""
+    return [(arch, some) for arch, of in families for n in range(1, len(of) + 1) for some in combinations(of, n)]
+
+
+@pytest.mark.parametrize(
+    ("subset", "resident"),
+    [
+        *product(subsets(("llama", FFN), ("llama", HEADS)), [False, True]),
+        # biases; no gate; an FFN behind attention's output, and before it
+        *crossed(
+            subsets(("qwen2", HEADS), ("gpt2", FFN[1:]), ("falcon", PARALLEL), ("phi2", PARALLEL), ("phi2", HEADS)),
+            [False, True],
+        ),
+    ],
+)
+def test_whatever_is_split(subset: tuple[str, tuple[str, ...]], resident: bool, models: Path) -> None:
     """With the others whole on the host or on the device."""
+    arch, roles = subset
     assert_as_planned(written(models, arch, weight_type="Q4_0"), of_roles(*roles), resident=resident)
 
 
@@ -99,10 +104,14 @@ ARCHITECTURES = (
 
 
 @pytest.mark.parametrize(
-    ("arch", "resident", "share"),
-    crossed(ARCHITECTURES, [False, True], [of_layers(0.25, 0.5), everything(0.5), of_layers(0, 0.25), ffn(0.25, 0.5)]),
+    ("arch", "resident", "share", "n_g"),
+    crossed(
+        ARCHITECTURES,
+        [False, True],
+        [of_layers(0.25, 0.5), everything(0.5), of_layers(0, 0.25), ffn(0.25, 0.5)],
+        [0, N_UBATCH // 2, N_UBATCH],
+    ),
 )
-@pytest.mark.parametrize("n_g", [0, N_UBATCH // 2, N_UBATCH])
 def test_whatever_is_streamed(arch: str, share: Share, n_g: int, resident: bool, models: Path) -> None:
     """With CC for some tokens of a prompt or for all."""
     assert_as_planned(written(models, arch, weight_type="Q4_0"), share, n_g=n_g, resident=resident)
