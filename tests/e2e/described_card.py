@@ -13,9 +13,13 @@ from oallama.profile.described import described
 from oallama.profile.store import profile_to_json
 
 
-def slow_cpu_fast_card(model: Path, link_bytes_per_s: float, cpu_flops_per_s: float = 5e9) -> Profile:
+def slow_cpu_fast_card(model: Path, link_bytes_per_s: float) -> Profile:
     """A slow CPU beside a fast card on this link."""
-    placer = Placer.load(model, device="none")
+    return beside_fast_card(Placer.load(model, device="none"), link_bytes_per_s)
+
+
+def beside_fast_card(placer: Placer, link_bytes_per_s: float) -> Profile:
+    """As slow_cpu_fast_card, of the operators that a placer has."""
     card = Card("test", "a card", 1 << 30, 2e11, 1e13, 5e12, 1e-7, 5e-7, 1e-8, 5e-7, 1e-7, 1e-7,
                 link_bytes_per_s, link_bytes_per_s / 2)  # fmt: skip
     host = Host("a slow CPU", bytes_per_s=2e8, flops_per_s=5e8, source="this test")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from e2e.described_card import beside_fast_card
 from e2e.forced import ffn, forced, movable
 from gguf_factory import write_gguf
 from make_model import main
@@ -81,6 +82,7 @@ def test_a_models_own_block_is_on_the_device_first(tmp_path: Path) -> None:
     case = forced(path, "emulated:rtx3060-12", ffn(0.5))
     placer, plain = case.placer, case.plan.workload
     drafter, accepted = MtpBlock(placer), (0.9, 0.8)
+    drafter.placer._profile = beside_fast_card(drafter.placer, 1e9)
     on_device, on_cpu = (drafter.step(plain, accepted, Beside(placer.attention, x)) for x in (True, False))
     assert (
         on_device.mtp

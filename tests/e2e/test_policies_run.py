@@ -196,7 +196,7 @@ def test_a_ring_of_one_slot(models: Path) -> None:
 def test_a_long_prompt_that_streams_gets_a_larger_micro_batch(tmp_path: Path) -> None:
     """Planned, paid for, loaded, and computed alike. Streaming takes most of the time."""
     path = write_llama_shape(tmp_path / "model.gguf", 3, 256, 8192, 4, 2, 1000, "Q4_0")
-    profile, n_prompt, n_ctx = slow_cpu_fast_card(path, 1e9, 1e11), 1024, 1280
+    profile, n_prompt, n_ctx = slow_cpu_fast_card(path, 1e9), 1024, 1280
     tokens = [1 + i * 37 % 900 for i in range(n_prompt)]
     placer = Placer.load(path, device=REAL, gpu_weights=0.1, threads=1, profile=profile, flash_attn="on", n_ctx=n_ctx)
     plan, fixed = (placer.plan("scheinfer", n_prompt, 1, n_ubatch=n_ubatch) for n_ubatch in (None, 512))
