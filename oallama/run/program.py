@@ -17,6 +17,7 @@ from oallama.core.errors import BridgeError
 from oallama.core.files import write_whole
 from oallama.core.types import Operator
 from oallama.core.units import MIB
+from oallama.device.interrupt import held_interrupt
 from oallama.device.spec import parse_device
 from oallama.plan.export import (
     BACKEND_VARIABLE,
@@ -46,6 +47,7 @@ STOCK_CACHE_MIB = 8192  # llama-server's --cache-ram
 KEY_VARIABLE = "LLAMA_API_KEY"
 PROGRAM_VARIABLE = "OALLAMA_LLAMA_SERVER"  # names the program to use
 PLAN_FILE = "plan.oallama"
+ANSWER_S = 20.0  # for a library to tell its version, from a slow disk; a Ctrl-C waits as long
 PAGE_FOLDER = "page"  # of the files that llama-server shows where it was built without a page
 BUILD = "`oallama setup` builds it with llama.cpp"
 PATIENT_BATCH = 64
@@ -141,14 +143,15 @@ def has_page(program: Path) -> bool:
 
 def _output(command: Sequence[str]) -> str | None:
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # the terminal's Ctrl-C comes to us
-        )
+        with held_interrupt():  # one that comes within Popen leaves a child that nobody waits for
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=ANSWER_S,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # the terminal's Ctrl-C comes to us
+            )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
