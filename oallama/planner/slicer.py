@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 from oallama.core.errors import PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, SplitSettings, StreamSettings, Workload
@@ -110,12 +110,12 @@ class Slicer:
         self,
         problem: Problem,
         workload: Workload,
-        streaming: StreamSettings = StreamSettings(),  # noqa: B008 - frozen
+        on: Pricing,
         streams: bool = True,
         hot: bool = False,
     ) -> None:
-        """streams: whether weights may be streamed; hot: whether the device may have the most used experts of a layer.
-        Raises ProfileError if the profile has no link."""
+        """on: prices on the problem's device, which problems of that device may share. streams: whether weights may be
+        streamed; hot: whether the device may have the most used experts of a layer."""
         self._problem, self.workload, self._streams, self._hot = problem, workload, streams, hot
         self._uses = {} if problem.routing is None else expert_use(problem.routing)
         self._follows = streams and hot and may_follow(problem)
@@ -127,8 +127,9 @@ class Slicer:
             }
         routed = {o.layer: o.mul_mat for o in problem.operators if o.layer is not None and o.op == "MUL_MAT_ID"}
         self._uses = {at: of_step(use, routed[at], problem.step) for at, use in self._uses.items() if at in routed}
-        self.on = Pricing(slice_rates(problem.profile), streaming)
+        self.on = on
         self.contexts = BlockContexts(problem, workload)
+        self._options = cache(partial(BlockOptions, self.on, workload, streams))
 
     def varied(self, workload: Workload, n_slots: int) -> Slicer:
         """A slicer for another workload, and a ring of n_slots slots. The tasks of sliced blocks are shared."""
@@ -136,6 +137,7 @@ class Slicer:
         other.on = self.on.with_slots(n_slots)
         if workload != self.workload:
             other.workload, other.contexts = workload, BlockContexts(self._problem, workload)
+        other._options = cache(partial(BlockOptions, other.on, workload, self._streams))
         return other
 
     def blocks(
@@ -177,7 +179,7 @@ class Slicer:
         for blocks in filter(None, (self.blocks(placement, together) for together in sets)):
             numbers = {types: number for number, types in enumerate(dict.fromkeys(block.types for block in blocks))}
             kinds, kind_of = list(numbers), [numbers[block.types] for block in blocks]
-            options, modes = BlockOptions(self.on, workload, self._streams, n_values), self._modes(kinds)
+            options, modes = self._options(n_values), self._modes(kinds)
             nothing = [(modes[0].kinds[number], modes[0].kinds[number].all_host) for number in kind_of]
             found, found_mode, budget_limited = self.priced(blocks, nothing), modes[0], False
             most_cg: list[int | None] = [None] * len(kinds)
@@ -435,13 +437,18 @@ def may_follow(problem: Problem) -> bool:
     return rates and any(o.op == "MUL_MAT_ID" and o.shape[2] >= FEWEST_EXPERTS for o in problem.operators)
 
 
+def pricing_of(problem: Problem, streaming: StreamSettings = StreamSettings()) -> Pricing:  # noqa: B008 - frozen
+    """Prices of slices on the problem's device. Raises ProfileError if the profile has no link."""
+    return Pricing(slice_rates(problem.profile), streaming)
+
+
 def slicer_of(problem: Problem, workload: Workload, placement: Placement) -> Slicer:
     """A Slicer with the settings of the search that found these slices, for another workload."""
     streaming = placement.split.settings.streaming
     return Slicer(
         problem,
         workload,
-        streaming or StreamSettings(),
+        pricing_of(problem, streaming or StreamSettings()),
         streaming is not None,
         any(a.hot_experts for a in placement.assignments),
     )

@@ -14,7 +14,7 @@ from oallama.cost.rates import SliceRates
 from oallama.cost.slices import BlockContext, BlockType, Cut, slice_times
 from oallama.cost.timeline import BlockTimes, alone_seconds
 from oallama.planner.problem import operators_on_host
-from oallama.planner.slicer import Slicer
+from oallama.planner.slicer import Slicer, pricing_of
 
 PROMPT = 512
 
@@ -24,7 +24,7 @@ def ffn_block(**facts: object) -> tuple[BlockType, SliceRates]:
     world = slow_cpu(**facts)
     placer = world.placer()
     problem = placer.problem("on")
-    slicer = Slicer(problem, Workload(PROMPT, 32, 1024), hot=bool(world.model.n_expert))
+    slicer = Slicer(problem, Workload(PROMPT, 32, 1024), pricing_of(problem), hot=bool(world.model.n_expert))
     blocks = slicer.blocks(operators_on_host(problem, slicer.workload))
     return next(cost for block in blocks for cost in block.types if len(cost.gemms) > 1), slicer.on.rates
 

@@ -28,7 +28,7 @@ from oallama.planner.policies.registry import ROUNDS, MemoryBudget, Policy, Requ
 from oallama.planner.policies.sliced import most_choices
 from oallama.planner.problem import LoadBytes, Problem, costs_of, device_costs, memory_before, operators_on_host
 from oallama.planner.ranges import RangePart, WholeRanges
-from oallama.planner.slicer import Slicer
+from oallama.planner.slicer import Slicer, pricing_of
 from oallama.planner.verify import on_cpu, verify
 
 NAME = "ranges"
@@ -124,6 +124,8 @@ class _Splits:
         self._borders, self._n_layers = tuple(ends), problem.graph.n_layer + 1
         self._stride = max(1, problem.graph.n_layer // FIRST_STRIDE)
         self._problems = cache(self._problem_in)
+        streaming = StreamSettings(prefetch=asked.rules.prefetch)
+        self._on = [pricing_of(device, streaming) for device in problem.devices]
 
     def __call__(self, ranges: WholeRanges, memories: Sequence[DeviceMemory]) -> Placement:
         @cache
@@ -174,7 +176,7 @@ class _Splits:
         budget = MemoryBudget(
             asked, asked.workload, costs_of(part, asked.workload, asked.phase),
             memory.of_layers(min(window[1], n_layer) - min(window[0], n_layer)),
-            cache(partial(Slicer, part, streaming=StreamSettings(prefetch=asked.rules.prefetch))),
+            cache(partial(Slicer, part, on=self._on[device])),
             may_be_bare=window[0] == 0, has_all_layers=window[0] > 0,
         )  # fmt: skip
         found = [

@@ -22,7 +22,7 @@ from oallama.planner.affinity import AffinityRule, FillRule
 from oallama.planner.memory import CorrectedBudget, DeviceMemory, for_weights
 from oallama.planner.placement import Placement, VerifiedPlan
 from oallama.planner.problem import Problem, capacity_of, costs_of, device_memory, operators_limit, own_bytes
-from oallama.planner.slicer import Slicer
+from oallama.planner.slicer import Slicer, pricing_of
 from oallama.planner.verify import nothing_placed, on_cpu, verify
 
 
@@ -225,7 +225,8 @@ def budgets_of(
 ) -> tuple[list[MemoryBudget], tuple[str, ...]]:
     """The budgets to make proposals for: beside llama.cpp on the device, and for slices alone; and notes on what was
     lowered, or why no budget is left."""
-    slicer = cache(partial(Slicer, problem, streaming=StreamSettings(prefetch=request.rules.prefetch)))
+    on = pricing_of(problem, StreamSettings(prefetch=request.rules.prefetch))
+    slicer = cache(partial(Slicer, problem, on=on))
     budgets: list[MemoryBudget] = []
     notes: tuple[str, ...] = ()
     if not (slices_alone and problem.slices_only):
