@@ -69,6 +69,11 @@ def opened(path: Path, **options: object) -> Placer:
     return placer
 
 
+def large(models: Path) -> Path:
+    """A model of four layers."""
+    return write_llama_shape(models / "large.gguf", 4, 512, 2048, 8, 4, 2000, "Q4_0")
+
+
 def all_logits(placer: Placer, n_gen: int) -> Workload:
     """Of 64 tokens, with room for the logits of each."""
     return replace(placer.workload(64, n_gen, 256), n_outputs=0)
@@ -118,8 +123,8 @@ def assert_memory(plan: Plan, found: dict[str, int], n_embd: int) -> None:
 
 
 def test_a_planned_model_lies_on_both_cards(models: Path) -> None:
-    path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
-    placer = opened(path, vram=f"{10 * MIB},{20 * MIB}")
+    path = large(models)
+    placer = opened(path, vram=f"{7 * MIB},{12 * MIB}")
     plan = placer.plan(workload=all_logits(placer, 64))
     assert plan.policy == "ranges" and plan.memory.fits and len(plan.memory.devices) == 2
     assert all(device.weights_gpu > 0 for device in plan.memory.devices)
@@ -128,8 +133,8 @@ def test_a_planned_model_lies_on_both_cards(models: Path) -> None:
 
 def test_what_neither_card_holds_is_split(models: Path) -> None:
     """As planned, in a process that loads the plan; and beside both cards in llama-server."""
-    path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
-    placer = opened(path, vram=f"{12 * MIB},{9 * MIB}")
+    path = large(models)
+    placer = opened(path, vram=f"{8 * MIB},{6 * MIB}")
     plan = placer.plan(workload=all_logits(placer, 64))
     assert plan.policy == "ranges" and plan.memory.fits and plan.version == 3 and plan.n_on("split")
     assert_memory(plan, loaded(plan, path), placer.model.n_embd)
@@ -143,8 +148,8 @@ def test_what_neither_card_holds_is_split(models: Path) -> None:
 
 def test_a_card_that_would_slow_the_others_is_left_out_and_said(models: Path) -> None:
     """The first holds everything. The plan runs on its card alone."""
-    path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
-    placer = opened(path, vram=f"{64 * MIB},{9 * MIB}")
+    path = large(models)
+    placer = opened(path, vram=f"{64 * MIB},{6 * MIB}")
     plan = placer.plan(n_prompt=64, n_gen=64, n_ctx=256)
     first, second = (str(member.device) for member in placer.members)
     assert plan.device == first and plan.version == 2
@@ -156,8 +161,8 @@ def test_a_card_that_would_slow_the_others_is_left_out_and_said(models: Path) ->
 
 def test_stocks_own_placement_is_a_rival_over_all_cards_and_on_each_alone(models: Path) -> None:
     """--fit keeps to each card's memory, and what it says is what is loaded."""
-    path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
-    placer = opened(path, vram=f"{9 * MIB},{12 * MIB}")
+    path = large(models)
+    placer = opened(path, vram=f"{6 * MIB},{8 * MIB}")
     tests = (BenchTest(64, 16, 0),)
     maker = ArmMaker(placer, shared_setting(placer, tests), tests)
     assert default_arms(placer) == ("stock-fit", "stock-fit@0", "stock-fit@1", "auto")
@@ -254,9 +259,9 @@ def test_splits_beside_each_device_have_stocks_numbers(
 #
 
 
-def raced(race: Measured, models: Path, vram: str = f"{14 * MIB},{16 * MIB}") -> tuple[Placer, Tuning, ClassResult]:
+def raced(race: Measured, models: Path, vram: str = f"{10 * MIB},{11 * MIB}") -> tuple[Placer, Tuning, ClassResult]:
     """What a race finds for short questions."""
-    placer = opened(write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0"), vram=vram, n_ctx=256)
+    placer = opened(large(models), vram=vram, n_ctx=256)
     found = race.gate(placer, ASKED)
     (made,) = found.result.classes
     return placer, found, made
@@ -270,7 +275,7 @@ def test_a_plan_over_both_cards_that_wins_is_loaded_to_the_byte(models: Path, mo
     assert made.tries[0].device == "" and len(made.tries[0].placement.device_layers) == 2
     n_most = 1 + len(placer.members) + MOST_PROMISING
     assert len(made.tries) <= n_most and len(made.races) <= MOST_TESTS, "the race takes no longer than on one device"
-    fresh = opened(Path(placer.model.path), vram=f"{14 * MIB},{16 * MIB}", n_ctx=256)
+    fresh = opened(Path(placer.model.path), vram=f"{10 * MIB},{11 * MIB}", n_ctx=256)
     tuned = tuned_plan(fresh, ASKED)
     assert tuned is not None and tuned.plan.to_json() == found.plan.to_json()
     asked = PlacementOptions(None, PolicyOptions(), fresh.options, None, gate=True, tune="off")
@@ -307,7 +312,7 @@ def test_stocks_placement_over_all_cards_is_a_plan_where_it_is_the_fastest(model
 
 
 def test_a_result_belongs_to_all_devices_and_the_memory_of_each(models: Path) -> None:
-    path = write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
+    path = large(models)
 
     def key(vram: str, **options: object) -> Key:
         return result_key(Placer.load(path, **{**OPTIONS, **options}, vram=vram), 256)
@@ -328,7 +333,7 @@ def test_a_result_belongs_to_all_devices_and_the_memory_of_each(models: Path) ->
 
 
 def test_a_report_shows_the_cards_beside_each_other(models: Path) -> None:
-    placer = opened(write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0"), vram="14MiB,16MiB")
+    placer = opened(large(models), vram="9MiB,10MiB")
     plan = placer.plan(workload=all_logits(placer, 64))
     report = report_over(placer, plan, plan.workload)
     first, second = report.devices
@@ -358,7 +363,7 @@ def test_a_report_shows_the_cards_beside_each_other(models: Path) -> None:
 
 
 def test_a_card_that_a_plan_leaves_out_is_in_its_report(models: Path) -> None:
-    placer = opened(write_llama_shape(models / "large.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0"), vram="64MiB,9MiB")
+    placer = opened(large(models), vram="64MiB,6MiB")
     plan = placer.plan(n_prompt=64, n_gen=64, n_ctx=256)
     first, second = report_over(placer, plan, plan.workload).devices
     assert plan.device == first.device and first.memory == plan.memory
