@@ -132,8 +132,21 @@ def test_a_run(run: Any, deepseek: Path) -> None:
     assert 1 <= answer["n_gen"] <= 4
 
 
-def test_a_profile_has_no_time_of_it(run: Any, deepseek: Path) -> None:
-    profile = json.loads(run("profile", deepseek, "--device", "none", "--tokens", "1,8", "--json"))
+@pytest.fixture(scope="module")
+def profiled(run: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The file of a model's profile there, with few sizes of batches."""
+
+    @functools.cache
+    def profiled(path: Path) -> Path:
+        file = tmp_path_factory.mktemp("profile") / "profile.json"
+        file.write_text(run("profile", path, "--device", "none", "--tokens", "1,8", "--json"), encoding="utf-8")
+        return file
+
+    return profiled
+
+
+def test_a_profile_has_no_time_of_it(profiled: Any, deepseek: Path) -> None:
+    profile = json.loads(profiled(deepseek).read_text(encoding="utf-8"))
     matrices = {case["layout"] for case in profile["cases"] if case["op"] == "MUL_MAT" and case["shape"][2] > 1}
     assert matrices == {"CPU"}
     assert {case["layout"] for case in profile["cases"] if case["op"] == "MUL_MAT"} >= {"AMX", "CPU"}
@@ -141,12 +154,14 @@ def test_a_profile_has_no_time_of_it(run: Any, deepseek: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["llama-server", "llama-bench"])
-def test_a_stock_program_is_told_to_leave_weights_plain(run: Any, deepseek: Path, models: Path, target: str) -> None:
+def test_a_stock_program_is_told_to_leave_weights_plain(
+    run: Any, profiled: Any, deepseek: Path, models: Path, target: str
+) -> None:
     """By the plug-in's name for plain memory."""
     llama = written(models, "llama", "Q4_0")
     for path, plain in ((deepseek, True), (llama, False)):
         plan = models / f"{path.stem}.json"
-        run("plan", path, "--device", "none", "--policy", "cpu", "-o", plan)
+        run("plan", path, "--device", "none", "--policy", "cpu", "--profile", profiled(path), "-o", plan)
         line = run("export", plan, "--to", target)
         assert ("=OALLAMA_CPU" in line) == plain, line
         assert ("libggml-oallama" in line) == plain

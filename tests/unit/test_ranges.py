@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from worlds import (
     CARD,
     HOST,
@@ -230,7 +231,7 @@ def test_a_plan_that_leaves_devices_out_runs_on_its_own_and_one_of_more_is_refus
 #
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data(), n_layers=st.integers(1, 5), n_devices=st.integers(1, 3))
 def test_ranges_are_the_best_of_all_contiguous_ones(data: st.DataObject, n_layers: int, n_devices: int) -> None:
     """Against every first layer and every place where one device's range may end. Whole numbers add up exactly."""
@@ -267,7 +268,7 @@ def test_ranges_are_the_best_of_all_contiguous_ones(data: st.DataObject, n_layer
     assert bounds[-1] == n_layers
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(40))
 @given(world=worlds(), data=st.data())
 def test_one_device_with_all_ranges_costs_what_one_device_costs(world: World, data: st.DataObject) -> None:
     problem = problem_over([world])
@@ -340,7 +341,7 @@ def test_a_card_that_slows_gets_no_layer() -> None:
     assert planned(two(0.5, 1.0, slower_than_the_cpu)).device == "none"
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=examples(20))
 @given(second=st.floats(0.1, 0.9), n_expert=st.sampled_from([0, 4]))
 def test_another_machine_gets_whole_layers_and_the_last_ones(second: float, n_expert: int) -> None:
     """So a token crosses the network once, however much is left on the host."""
@@ -379,7 +380,7 @@ def test_of_experts_each_card_has_attention_first() -> None:
 #
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(40))
 @given(world=worlds(), another=worlds(), data=st.data())
 def test_a_part_by_itself_costs_what_its_range_costs(world: World, another: World, data: st.DataObject) -> None:
     """Of whole operators: the layers of a device with the host's before them, or those behind another device's, which
@@ -446,7 +447,7 @@ def cut_like(problem: Problem, workload: Workload, border: int, gg: float, cg: f
     return replace(placement, splits=(replace(placement.split, staging_bytes=n_bytes),))
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=examples(20))
 @given(world=worlds(), another=worlds())
 def test_splits_are_as_good_as_any_border_and_shares(world: World, another: World) -> None:
     """Against every border, with shares of all FFNs before it on a grid, that fits both devices."""
@@ -523,7 +524,7 @@ def test_what_is_priced_as_living_on_a_device_lives_there(n_expert: int, biased:
     assert (down in told) is not (n_expert > 0 and biased and not hot)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 @given(one=worlds(), another=worlds())
 def test_whatever_the_cards_each_fits_and_a_plan_is_priced_as_it_was_found(one: World, another: World) -> None:
     """A plan that is read back has the same price."""
