@@ -2,7 +2,8 @@
 
 The split back end has one graph for a run (ggml_bridge/native/split/program.cpp). All that it is sent lies first, and
 results that it copies back stay until the run ends. Anything else goes with its last reader; what comes next takes the
-smallest hole that is large enough. In each phase GG of all blocks comes first, then their CG, then CG'.
+smallest hole that is large enough. In each phase GG and hot experts of all blocks come first, then what is launched
+several times, then CG, then CG'.
 """
 
 from __future__ import annotations
@@ -15,9 +16,35 @@ from typing import NamedTuple
 
 from oallama.cost.blocks import F32, SplitBlock
 
+LEAST_PACKED, NUMBER_ALIGNMENT = 64, 64
+"""Rows of a launch that need no second one, and numbers that those of a launch are rounded up to
+(ggml_bridge/native/split/build_routed.cpp, program.h)."""
+
+
+class HotRows(NamedTuple):
+    """Rows of tokens' experts that the device computes, as it has some experts whole."""
+
+    n_used: int
+    n_device: int  # of these at most
+    n_expert: int
+    follows: bool  # the rows of a batch are packed, and launched by parts
+
+    def most(self, n_tokens: int) -> int:
+        """Rows that are computed at once."""
+        each, n_rows = self.n_device * n_tokens, self.n_used * n_tokens
+        return min(n_rows, max(LEAST_PACKED, (each + 1) // 2)) if self.packed(n_tokens) else each
+
+    def packed(self, n_tokens: int) -> bool:
+        return self.follows and n_tokens > 1
+
+    def numbers(self, n_tokens: int) -> int:
+        """Slots of packed rows, or whose they are, of all launches."""
+        n_rows = self.n_used * n_tokens
+        return n_rows + NUMBER_ALIGNMENT * (self.n_expert + 3 + n_rows // self.most(n_tokens))
+
 
 class ComputedBlock(NamedTuple):
-    """Slices of a block that the device computes."""
+    """Slices or hot experts of a block that the device computes."""
 
     block: SplitBlock
     gg: int
@@ -26,6 +53,7 @@ class ComputedBlock(NamedTuple):
     on_host: int = 0  # elements of CC
     resident: bool = False  # its inputs and results are in the device's memory
     n_ids: int = 0  # experts of a token, whose ids lie apart there
+    hot: HotRows | None = None  # in place of slices
 
 
 @lru_cache(maxsize=2**14)
@@ -33,9 +61,13 @@ def activation_bytes(run: tuple[tuple[ComputedBlock, ...], ...], n_tokens: int, 
     """Bytes for the phases of a run, of n_tokens tokens, with CC of the last n_g of them."""
     graph = _Graph()
     for phase in run:
-        sides: tuple[list[_Node], ...] = ([], [], [])  # GG, CG, CG'
+        sides: tuple[list[_Node], ...] = ([], [], [], [])  # GG, packed rows, CG, CG'
         results: list[_Node] = []
         for at, part in enumerate(phase):
+            if part.hot is not None:
+                graph.sent += _sent_hot_bytes(part, part.hot, n_tokens)
+                results += _compute_hot(part, part.hot, n_tokens, sides)
+                continue
             graph.sent += _sent_bytes(part, n_tokens, n_g, shared=at > 0 and part.block.behind == "input")
             results += _compute(part, n_tokens, n_g, sides)
         for side in sides:
@@ -46,11 +78,6 @@ def activation_bytes(run: tuple[tuple[ComputedBlock, ...], ...], n_tokens: int, 
             for result in results:
                 result.stays = True
     return graph.bytes()
-
-
-def block_bytes(block: SplitBlock, gg: int, n_tokens: int, cg: int = 0) -> int:
-    """Bytes for a block that is computed alone."""
-    return activation_bytes(((ComputedBlock(block, gg, cg),),), n_tokens)
 
 
 def _sent_bytes(part: ComputedBlock, n_tokens: int, n_g: int, shared: bool) -> int:
@@ -73,7 +100,9 @@ def _compute(part: ComputedBlock, n_tokens: int, n_g: int, sides: Sequence[list[
     n_tokens = _at_once(part.block, n_tokens)
     n_batch = n_tokens
     made: list[_Node | None] = []
-    for side, elements, n in zip(sides, (part.gg, part.cg, part.late), (n_tokens, n_tokens, n_g), strict=True):
+    gg_side, _, cg_side, late_side = sides
+    slices = (gg_side, part.gg, n_tokens), (cg_side, part.cg, n_tokens), (late_side, part.late, n_g)
+    for side, elements, n in slices:
         made.append(_side(part, elements, n, n_batch, side) if elements and n else None)
     if not part.block.returned:
         return [node for node in made if node is not None]
@@ -81,13 +110,13 @@ def _compute(part: ComputedBlock, n_tokens: int, n_g: int, sides: Sequence[list[
     total = gg or cg
     if gg is not None and cg is not None:
         total = _Node(cg.n_bytes, (gg, cg), in_place=True)
-        sides[1].append(total)
+        cg_side.append(total)
     if late is None:
         return [total] if total is not None else []
     if total is None:
         return [late]
     last = _Node(late.n_bytes, (late, total), in_place=True)
-    sides[2].append(last)
+    late_side.append(last)
     return [total, last] if n_g < n_tokens else [last]
 
 
@@ -96,21 +125,61 @@ def _side(part: ComputedBlock, elements: int, n_tokens: int, n_batch: int, nodes
     block = part.block
     reads: tuple[_Node, ...] = ()
     if block.hidden_each:
-        n_bytes = block.hidden_each * elements * n_tokens * F32
-        if block.gate != "none":
-            reads = (_Node(2 * n_bytes),) if block.gate == "fused" else (_Node(n_bytes), _Node(n_bytes))
-            nodes += reads
-        reads = (_Node(n_bytes, reads),)  # without a gate the activation takes the place of what it reads
-        nodes += reads
+        reads = (_hidden(block, block.hidden_each * elements * n_tokens, (), nodes),)
         if not block.returned:
             return reads[0]
-    elif part.resident and block.sent_each:  # some columns of what the device has are made contiguous
+    elif part.resident and block.sent_each and elements < block.extent:  # columns of what is there, made contiguous
         reads = (_Node(block.sent_each * elements * n_tokens * F32),)
         nodes += reads
     nodes.append(_Node((block.returned + block.returned_each * elements) * n_tokens * F32, reads))
     if block.n_summed(n_batch) > 1:
         nodes.append(_Node(block.returned // block.summed * n_tokens * F32, (nodes[-1],)))
     return nodes[-1]
+
+
+def _hidden(block: SplitBlock, n_values: int, reads: tuple[_Node, ...], nodes: list[_Node]) -> _Node:
+    """Append the nodes that make hidden values. Without a gate the activation takes the place of what it reads."""
+    n_bytes = n_values * F32
+    if block.gate == "apart":
+        reads = _Node(n_bytes, reads), _Node(n_bytes, reads)
+        nodes += reads
+    elif block.gate == "fused":
+        reads = (_Node(2 * n_bytes, reads),)
+        nodes += reads
+    nodes.append(_Node(n_bytes, reads))
+    return nodes[-1]
+
+
+def _sent_hot_bytes(part: ComputedBlock, hot: HotRows, n_tokens: int) -> int:
+    """Bytes of what rows of hot experts are sent; biases of experts in slots have memory of their own."""
+    block = part.block
+    inputs = 0 if part.resident else (block.sent - hot.n_used) * n_tokens
+    if hot.packed(n_tokens):
+        n_kinds = 3 if block.biases else 2
+        return (inputs + n_kinds * hot.numbers(n_tokens) + block.biases * hot.n_expert) * F32
+    return (inputs + hot.n_device * n_tokens * (2 if _sums_hot(part, hot, n_tokens) else 1)) * F32
+
+
+def _compute_hot(part: ComputedBlock, hot: HotRows, n_tokens: int, sides: Sequence[list[_Node]]) -> list[_Node]:
+    """Append the nodes of a block's hot experts, and return what is copied back or added."""
+    block, rows, packed = part.block, hot.most(n_tokens), hot.packed(n_tokens)
+    nodes = sides[1 if packed else 0]
+    reads: tuple[_Node, ...] = ()
+    if packed:
+        reads = (_Node((block.sent - hot.n_used) * rows * F32),)  # gathered
+        nodes += reads
+    hidden = _hidden(block, block.hidden_each // hot.n_used * block.extent * rows, reads, nodes)
+    nodes.append(_Node(block.returned // hot.n_used * rows * F32, (hidden,), stays=packed))
+    if hot.n_device > 1 and _sums_hot(part, hot, n_tokens):
+        nodes.append(_Node(block.returned // hot.n_used * n_tokens * F32, (nodes[-1],)))
+    return [nodes[-1]]
+
+
+def _sums_hot(part: ComputedBlock, hot: HotRows, n_tokens: int) -> bool:
+    """Whether the device adds up a token's rows: they are many, or the sum is added to what is there."""
+    if hot.packed(n_tokens) or part.block.summed == 1:
+        return False
+    return part.resident or part.block.with_rows(hot.n_device, hot.n_used).n_summed(n_tokens) > 1
 
 
 def _at_once(block: SplitBlock, n_tokens: int) -> int:

@@ -328,7 +328,7 @@ def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
         returned=n * operator.n_expert_used if through_k else 0,
         returned_each=0 if through_k else n // cut_extent(operator) * operator.n_expert_used,
         hidden_each=0,
-        biases_each=0 if through_k else _sent_bias(operator),
+        biases_each=0 if through_k else int(_sent_bias(operator)),
         summed=operator.n_expert_used if through_k else 1,
         chunk=chunk_of(operator),
     )

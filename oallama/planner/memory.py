@@ -12,7 +12,7 @@ from math import ceil, floor
 from oallama.core.errors import DoesNotFit
 from oallama.core.types import MemoryBreakdown, Operator, StreamSettings
 from oallama.core.units import MIB
-from oallama.cost.activations import ComputedBlock, activation_bytes, block_bytes
+from oallama.cost.activations import ComputedBlock, HotRows, activation_bytes
 from oallama.cost.blocks import F32
 from oallama.cost.slices import BlockType, Cut
 from oallama.device.card import FLOAT_TYPES
@@ -256,20 +256,10 @@ def staging_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n
     experts in slots. layers, n_g: as in ring_bytes. llama.cpp may reserve as if the logits of all n_ubatch tokens were
     wanted, so the FFN behind the last attention counts like the others; of the logits themselves a few tokens' are
     computed at once."""
-    hot = beside = 0
     in_slots = sum(cost.block.biases * cut.n_hot * F32 for cost, cut in layers)  # these stay
-    for cost, cut in set(layers):
-        if cut.n_hot:
-            follows = cost.use is not None and cost.use.follows  # batches are sent the biases of all experts then
-            biases = cost.block.biases * cost.n_expert * F32 if follows else 0
-            hot = max(hot, biases + block_bytes(cost.hot(cut.n_hot), cut.extent, n_ubatch))
-        elif cost.block.hidden_each and not cost.routed and (cut.gg or cut.cg):
-            beside = max(beside, block_bytes(cost.block, cut.gg, n_ubatch, cut.cg))
     runs = _runs(layers, n_ubatch, n_g)
     phases = (tuple(tuple(_part(*one, n_g) for one in phase) for phase in _by_phase(run)) for run in set(runs))
     activations = max((activation_bytes(run, n_ubatch, n_g) for run in phases), default=0)
-    if hot:  # what slices of a shared expert were sent and made stays until the rows of the others are joined
-        activations = max(activations, hot + beside)
     return _ring_bytes(runs, streaming, n_g) + activations + in_slots
 
 
@@ -278,19 +268,23 @@ Run = tuple[tuple[BlockType, Cut], ...]
 
 
 def _runs(layers: CutBlocks, n_ubatch: int, n_g: int) -> list[Run]:
-    """Group the blocks with slices on the device into runs. A run ends where llama.cpp computes between two blocks."""
+    """Group the blocks that the device computes parts of into runs. A run ends where llama.cpp computes between two."""
     found: list[Run] = []
     run: list[tuple[BlockType, Cut]] = []
     for cost, cut in layers:
-        sliced = not cut.n_hot and (_streamed(cost, cut, n_g) or 0 < cut.gg < cost.block.extent)
-        behind = cost.block.behind
-        together = sliced and behind and (behind != "sum" or (run and run[-1][0].block.n_summed(n_ubatch) > 1))
-        if run and not together:
+        shared = cut.n_hot or _streamed(cost, cut, n_g) or 0 < cut.gg < cost.block.extent
+        apart = not cost.block.behind or (cost.block.behind == "sum" and run and not _sums(*run[-1], n_ubatch))
+        if run and (apart or not shared):
             found.append(tuple(run))
             run.clear()
-        if sliced:
+        if shared:
             run.append((cost, cut))
     return [*found, tuple(run)] if run else found
+
+
+def _sums(cost: BlockType, cut: Cut, n_ubatch: int) -> bool:
+    """Whether the back end adds up the results of a block's experts."""
+    return cost.block.summed > 1 if cut.n_hot else cost.block.n_summed(n_ubatch) > 1
 
 
 def _by_phase(run: Run) -> Iterator[Run]:
@@ -300,8 +294,12 @@ def _by_phase(run: Run) -> Iterator[Run]:
 
 
 def _part(cost: BlockType, cut: Cut, n_g: int) -> ComputedBlock:
-    """The slices of a block that the device computes."""
+    """Return what the device computes of a block."""
     ids = cost.gemms[0].mul_mat.n_expert_used if cost.routed else 0
+    if cut.n_hot:
+        follows = cost.use is not None and cost.use.follows and cut.n_hot > 1
+        hot = HotRows(ids, min(ids, cut.n_hot - follows), cost.n_expert, follows)
+        return ComputedBlock(cost.block, 0, resident=cost.context.resident, hot=hot)
     late = _streamed(cost, cut, n_g) - cut.cg
     return ComputedBlock(cost.block, cut.gg, cut.cg, late, cut.cc, cost.context.resident, ids)
 

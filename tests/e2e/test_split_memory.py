@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import combinations, product
+from dataclasses import replace
+from itertools import chain, combinations, product
 from pathlib import Path
 
 import pytest
-from e2e.forced import N_UBATCH, Share, Where, everything, ffn, forced, movable, written
+from e2e.forced import N_UBATCH, Share, everything, ffn, forced, movable, nothing, written
 from e2e.logits import REAL, assert_stock, placed_logits
 from gguf_factory import write_llama_shape
 from make_model import write_shape
@@ -15,7 +16,9 @@ from seeds import crossed
 
 from oallama.core.types import Operator, StreamSettings
 from oallama.core.units import KIB
-from oallama.cost.blocks import can_split, split_blocks, takes_n_g
+from oallama.cost.blocks import can_split, family_blocks, ffn_of, in_runs, takes_n_g
+from oallama.cost.experts import experts_alike
+from oallama.cost.following import following
 from oallama.cost.kernels import NO_TIME, Kernel
 from oallama.cost.slices import BlockContext, BlockType, Cut, Gemm, Gemms
 from oallama.device.load_params import load_bridge
@@ -28,38 +31,55 @@ PROMPT = [1 + i % 290 for i in range(N_UBATCH)]
 NO_SECONDS = Kernel(NO_TIME)
 
 
-def assert_as_planned(path: Path, share: Share, *, resident: bool = False, n_g: int = 0) -> None:
+def assert_as_planned(
+    path: Path, share: Share = nothing, *, resident: bool = False, n_g: int = 0, n_hot: int = 0, follows: bool = False
+) -> None:
     """The ring and the activations that the device holds are those of the plan, and a prompt is computed as stock does.
-    resident: what is not split is whole on the device. n_g: of a whole micro-batch."""
+    resident: what is not split is whole on the device. n_g: of a whole micro-batch. n_hot: experts of each layer that
+    the device has; follows: they follow the conversation."""
+
+    def is_hot(operator: Operator) -> bool:
+        return n_hot > 0 and operator.op == "MUL_MAT_ID"
 
     def split(operator: Operator) -> tuple[float, float] | float | None:
+        if is_hot(operator):
+            return 0.0
         return share(operator) if can_split(operator) and movable(operator) else None
 
-    whole: Where | None = (lambda operator: movable(operator) and split(operator) is None) if resident else None
+    def on_device(operator: Operator) -> bool:
+        return movable(operator) and split(operator) is None
+
     case = forced(
-        path, REAL, split, whole=whole, layout="CPU", residents=resident, streaming=StreamSettings(),
+        path, REAL, split, whole=on_device if resident else None, layout="CPU", hot=range(n_hot), residents=resident,
+        streaming=StreamSettings(exchange="idle" if follows else "off"),
         token_assignment=((1, 0), (N_UBATCH, n_g)) if n_g else (),
     )  # fmt: skip
-    operators, kinds = case.placer.operators, {}
+    operators, cuts = case.placer.operators, {}
     for i, (operator, place) in enumerate(zip(operators, case.plan.operators, strict=True)):
-        cut = Cut(*slice_counts(operator, place))
-        if place.gg < 1 and (cut.cg or cut.gg or (n_g and takes_n_g(operator))):
-            kinds[i] = cut
-    numbers = {cut: number for number, cut in enumerate(dict.fromkeys(kinds.values()), start=1)}
+        cut = Cut(*slice_counts(operator, place), len(place.hot_experts))
+        if place.gg < 1 and (not cut.is_whole or (n_g and takes_n_g(operator))):
+            cuts[i] = cut
+    families: dict[object, list[int]] = {}
+    for i in cuts:
+        family = (operators[i].layer, "experts") if is_hot(operators[i]) else ffn_of(i, operators[i])
+        families.setdefault(family, []).append(i)
+    blocks = chain.from_iterable(family_blocks(operators, m, [cuts[i] for i in m]) for m in families.values())
     layers = []
-    for block in split_blocks(operators, [numbers[kinds[i]] if i in kinds else 0 for i in range(len(operators))]):
+    for block in in_runs(operators, blocks):
         members = [operators[i] for i in block.operators]
-        gemms = Gemms(Gemm(one.mul_mat, one.bytes, NO_SECONDS, NO_SECONDS) for one in members)
-        context = BlockContext(resident=resident and members[0].layer is not None)
-        cost = BlockType(block, gemms, context=context, takes_n_g=takes_n_g(members[0]))
-        layers.append((cost, kinds[block.operators[0]]))
-    streaming = StreamSettings()
-    settings = StreamSettings(ring_bytes=ring_bytes(layers, streaming, N_UBATCH, n_g))
-    planned = staging_bytes(layers, streaming, N_UBATCH, n_g)
+        cost = BlockType(
+            block, Gemms(Gemm(one.mul_mat, one.bytes, NO_SECONDS, NO_SECONDS) for one in members),
+            context=BlockContext(resident=resident and members[0].layer is not None), takes_n_g=takes_n_g(members[0]),
+            use=following(experts_alike(members[0].shape[2])) if follows and is_hot(members[0]) else None,
+        )  # fmt: skip
+        layers.append((cost, cuts[block.operators[0]]))
+    settings = case.plan.streaming or StreamSettings()
+    ring = ring_bytes(layers, settings, N_UBATCH, n_g)
     before = load_bridge().split().memory()
-    with case.changed(streaming=settings).llama() as llama:
+    with case.changed(streaming=replace(settings, ring_bytes=ring)).llama() as llama:
         assert_stock(placed_logits(llama, PROMPT), path, PROMPT)
         held = load_bridge().split().memory().device_compute - before.device_compute
+    planned = staging_bytes(layers, settings, N_UBATCH, n_g)
     assert planned - ALIGNMENT <= held <= planned
 
 
@@ -117,6 +137,14 @@ def test_whatever_is_streamed(arch: str, share: Share, n_g: int, resident: bool,
     assert_as_planned(written(models, arch, weight_type="Q4_0"), share, n_g=n_g, resident=resident)
 
 
+@pytest.mark.parametrize("cg", [0.5, 1.0])
+@pytest.mark.parametrize("arch", ["llama", "falcon"])
+def test_down_alone_beside_what_it_reads(arch: str, cg: float, models: Path) -> None:
+    """All of its columns are read where they lie, some of them are made contiguous."""
+    path = written(models, arch, weight_type="Q4_0")
+    assert_as_planned(path, lambda o: (0.0, cg) if o.role == "ffn_down" else None, resident=True)
+
+
 @pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("gg", [1 / 16, 1 / 4, 15 / 16])
 def test_the_parts_of_an_ffn(gg: float, resident: bool, tmp_path: Path) -> None:
@@ -132,3 +160,17 @@ def test_experts_whose_results_each_side_adds_up(shape: Callable[..., ModelShape
     follows."""
     made = shape(2, 1024, 256, 8, 2, 300, 512, 1e6, head_dim=64, n_expert=16, n_expert_used=8, n_ff_expert=256)
     assert_as_planned(write_shape(tmp_path / "model.gguf", made, "Q4_0"), ffn(0.25, 0.25), n_g=n_g)
+
+
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize(
+    ("arch", "share", "n_hot", "resident"),
+    crossed(
+        ["qwen3moe", "qwen2moe", "gpt-oss", "granitemoe", "deepseek2-fused", "llama-moe"],
+        [ffn(0.25, 0.5), ffn(0.5), nothing], [3, 2], [False, True],
+    ),
+)  # fmt: skip
+def test_hot_experts(arch: str, share: Share, n_hot: int, follows: bool, resident: bool, models: Path) -> None:
+    """With slices of an expert that all tokens use; their rows in one launch, or packed."""
+    path = written(models, arch, weight_type="Q4_0", n_expert=32)
+    assert_as_planned(path, share, n_hot=n_hot, follows=follows, resident=resident)

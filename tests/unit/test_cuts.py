@@ -17,8 +17,8 @@ from worlds import model_info, placed, weight, weights_of
 from oallama.core.errors import PlanError
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME, MUL_MAT_TYPES
 from oallama.core.types import Operator
-from oallama.cost.activations import block_bytes
-from oallama.cost.blocks import LOGITS_CHUNK, SUM_BYTES, can_split, ffn_block, slice_weights, split_blocks
+from oallama.cost.activations import ComputedBlock, activation_bytes
+from oallama.cost.blocks import LOGITS_CHUNK, SUM_BYTES, SplitBlock, can_split, ffn_block, slice_weights, split_blocks
 from oallama.model.cut import cut_axis, cut_extent, cut_granularity, cut_step
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
@@ -43,6 +43,10 @@ def ffn(layer: int) -> list[Operator]:
 def experts(biased: bool = False) -> list[Operator]:
     made = (operator(f"{o.role}_exps", *o.shape[:2], n_expert=8, used=2) for o in ffn(0))
     return [replace(o, biased=biased) for o in made]
+
+
+def block_bytes(block: SplitBlock, gg: int, n_tokens: int, cg: int = 0) -> int:
+    return activation_bytes(((ComputedBlock(block, gg, cg),),), n_tokens)
 
 
 def groups(ops: list[Operator], gg: list[int] | None = None) -> list[tuple[str, ...]]:
