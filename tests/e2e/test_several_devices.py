@@ -23,6 +23,7 @@ from e2e.races import FASTER, SLOWER, Measured, racing
 from e2e.several_devices_cases import OPTIONS, TWO
 from gguf_factory import write_llama_shape
 from processes import ROOT
+from seeds import crossed
 
 from ggml_bridge.child import run_in_child
 from oallama.autotune.run import Tuning
@@ -85,14 +86,19 @@ def loaded(plan: Plan, path: Path) -> dict[str, int]:
     return run_in_child("e2e.several_devices_cases", asked, env={"PYTHONPATH": str(ROOT / "tests")}, timeout_s=300.0)
 
 
-@pytest.mark.parametrize("arch", ["llama", "llama-tied", "qwen3moe"])
 @pytest.mark.parametrize(
-    "layers, whole",
+    ("arch", "layers", "whole"),
     [
-        ((2, 4), lambda operator: True),
-        ((5, 1), lambda operator: True),  # the output alone
-        ((3, 3), attention),
-        ((2, 2), lambda operator: operator.layer != 3),  # two layers on the host, and one within a range
+        (arch, *there)
+        for arch, there in crossed(
+            ["llama", "llama-tied", "qwen3moe"],
+            [
+                ((2, 4), lambda operator: True),
+                ((5, 1), lambda operator: True),  # the output alone
+                ((3, 3), attention),
+                ((2, 2), lambda operator: operator.layer != 3),  # two layers on the host, and one within a range
+            ],
+        )
     ],
 )
 def test_forced_ranges_have_stocks_numbers(models: Path, arch: str, layers: tuple[int, int], whole: object) -> None:
@@ -223,18 +229,27 @@ def one_by_one(llama: Any, tokens: Sequence[int]) -> Logits:
     return np.array(llama.scores[: len(tokens)])
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma2", "olmo2", "qwen3moe", "gpt-oss"])
 @pytest.mark.parametrize(
-    "share, on_host, fields",
+    ("arch", "share", "on_host", "fields"),
     [
-        (ffn(0.5), nothing, {}),  # blocks that live on their device
-        (ffn(0.5), lambda operator: is_ffn(operator) and operator.layer == BORDER, {}),  # and plain ones between
-        (ffn(0.25, 0.25), nothing, {"layout": "CPU", "n_g": 20}),  # streamed
-        (everything(0.5), nothing, {}),  # attention and FFNs apart
-        (everything(0.5), attention, {}),
-        (ffn(0.5), nothing, {"bare": True}),
-        (nothing, nothing, {"hot": (0, 2)}),
-        (nothing, nothing, {"hot": (0, 2, 3), "layout": "CPU", "streaming": StreamSettings(exchange="eager")}),
+        (arch, *case)
+        for arch, case in crossed(
+            ["llama", "qwen3moe", "gpt-oss", "gemma2", "olmo2"],
+            [
+                (ffn(0.5), nothing, {}),  # blocks that live on their device
+                (
+                    ffn(0.5),
+                    lambda operator: is_ffn(operator) and operator.layer == BORDER,
+                    {},
+                ),  # and plain ones between
+                (ffn(0.25, 0.25), nothing, {"layout": "CPU", "n_g": 20}),  # streamed
+                (everything(0.5), nothing, {}),  # attention and FFNs apart
+                (everything(0.5), attention, {}),
+                (ffn(0.5), nothing, {"bare": True}),
+                (nothing, nothing, {"hot": (0, 2, 3), "layout": "CPU", "streaming": StreamSettings(exchange="eager")}),
+                (nothing, nothing, {"hot": (0, 2)}),
+            ],
+        )
     ],
 )
 def test_splits_beside_each_device_have_stocks_numbers(
