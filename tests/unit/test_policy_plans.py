@@ -91,6 +91,13 @@ def test_layers_are_taken_from_the_end_and_the_output_first() -> None:
             assert {o.layer for o in there(made, plan)} == {None, *range(4 - n_layers, 4)}
 
 
+@pytest.mark.parametrize("policy", ["oato", "layers"])
+def test_what_slices_nothing_needs_no_time_of_the_link(policy: str) -> None:
+    world = World(room=10**9)
+    plan = world.with_profile(link={}).plan(policy)
+    assert there(world, plan) == there(world, world.plan(policy)) and there(world, plan)
+
+
 @pytest.mark.parametrize(
     ("policy", "parts", "n_layers"),
     [("fit", (), 1), ("fit", ("up",), 1), ("fit", ("up", "gate"), 1), ("fiddler", (), 0), ("fiddler", (), 1)],

@@ -225,8 +225,8 @@ def budgets_of(
 ) -> tuple[list[MemoryBudget], tuple[str, ...]]:
     """The budgets to make proposals for: beside llama.cpp on the device, and for slices alone; and notes on what was
     lowered, or why no budget is left."""
-    on = pricing_of(problem, StreamSettings(prefetch=request.rules.prefetch))
-    slicer = cache(partial(Slicer, problem, on=on))
+    streaming = StreamSettings(prefetch=request.rules.prefetch)
+    slicer = cache(lambda workload, **may: Slicer(problem, workload, pricing_of(problem, streaming), **may))
     budgets: list[MemoryBudget] = []
     notes: tuple[str, ...] = ()
     if not (slices_alone and problem.slices_only):
