@@ -78,9 +78,8 @@ def reserved_address(host: str, port: int, api_key: str | None, option: str = "-
             # a given port may have connections that closed a moment ago; without this the system takes no reserved port
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port != 0)
             sock.bind(address)
-            sock.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, True
-            )  # the program may bind it, as we do not listen
+            # the program may bind it, as we do not listen
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
         except OSError as error:
             raise DeviceError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {option}") from None
         yield Address(str(address[0]), int(sock.getsockname()[1]), api_key)

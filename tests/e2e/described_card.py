@@ -19,7 +19,7 @@ def slow_cpu_fast_card(model: Path, link_bytes_per_s: float) -> Profile:
 
 
 def beside_fast_card(placer: Placer, link_bytes_per_s: float) -> Profile:
-    """As slow_cpu_fast_card, of the operators that a placer has."""
+    """Return the profile that slow_cpu_fast_card makes, of a placer's operators."""
     card = Card("test", "a card", 1 << 30, 2e11, 1e13, 5e12, 1e-7, 5e-7, 1e-8, 5e-7, 1e-7, 1e-7,
                 link_bytes_per_s, link_bytes_per_s / 2)  # fmt: skip
     host = Host("a slow CPU", bytes_per_s=2e8, flops_per_s=5e8, source="this test")

@@ -237,11 +237,8 @@ def one_by_one(llama: Any, tokens: Sequence[int]) -> Logits:
             ["llama", "qwen3moe", "gpt-oss", "gemma2", "olmo2"],
             [
                 (ffn(0.5), nothing, {}),  # blocks that live on their device
-                (
-                    ffn(0.5),
-                    lambda operator: is_ffn(operator) and operator.layer == BORDER,
-                    {},
-                ),  # and plain ones between
+                # and plain ones between
+                (ffn(0.5), lambda operator: is_ffn(operator) and operator.layer == BORDER, {}),
                 (ffn(0.25, 0.25), nothing, {"layout": "CPU", "n_g": 20}),  # streamed
                 (everything(0.5), nothing, {}),  # attention and FFNs apart
                 (everything(0.5), attention, {}),
