@@ -53,7 +53,7 @@ class ServerArms:
         """Return the plan to start llama-server with: the arm's own, or its options of stock llama.cpp as a plan."""
         placer, load = self.placer, spec.setting.load
         if spec.plan is not None:
-            plan = replace(Plan.from_json(dict(spec.plan), "the plan"), device=spec.setting.load.device)
+            plan = Plan.from_json(dict(spec.plan), "the plan")
         else:
             assert spec.stock is not None
             workload = placer.workload(1, 1, load.n_ctx, load.n_ubatch)
@@ -61,7 +61,7 @@ class ServerArms:
                 step = DecodeStep(self.n_parallel, draft.n_draft, n_slots=self.n_parallel, mtp=True)
                 workload = replace(workload, step=step)
             plan = stock_plan(placer, workload, spec.stock, priced=False)
-        usable, _ = usable_plan(replace(plan, draft=spec.draft), placer.operators)
+        usable, _ = usable_plan(replace(plan, device=load.device, draft=spec.draft), placer.operators)
         return usable
 
 

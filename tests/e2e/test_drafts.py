@@ -15,6 +15,10 @@ from gguf_factory import write_gguf
 from make_model import main
 from processes import ROOT, here
 
+from oallama.bench.arms import ArmMaker
+from oallama.bench.prepare import shared_setting
+from oallama.bench.records import BenchTest
+from oallama.bench.server_arm import ServerArms
 from oallama.cli.speculation import StepOptions
 from oallama.core.errors import DraftDoesNotFit, UsageError
 from oallama.core.types import NGRAM, DecodeStep, Draft, Operator, Workload
@@ -177,6 +181,14 @@ def test_a_draft_model_that_does_not_fit_is_wrong_usage() -> None:
     ):
         placer_beside(placer, 2 << 30, 1 << 30)
     assert DraftDoesNotFit.exit_code == 2
+
+
+def test_llama_server_is_timed_on_a_device_that_keeps_time() -> None:
+    """As every arm is, also under options of stock llama.cpp, and though the device was not asked to."""
+    placer, tests = Placer.load(STORIES, device="emulated:rtx3060-12,scale=1", threads=1), (BenchTest(8, 4),)
+    spec = ArmMaker(placer, shared_setting(placer, tests), tests).make("stock-fit")
+    plan = ServerArms(placer).plan(spec)
+    assert plan.device == spec.setting.load.device and plan.device.endswith("values=drawn")
 
 
 @pytest.mark.usefixtures("stub_server")
