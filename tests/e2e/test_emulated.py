@@ -27,8 +27,6 @@ from oallama.device.opening import device_pointers, list_devices, open_device
 from oallama.device.spec import parse_device
 from oallama.placer import Given, Placer
 
-pytestmark = pytest.mark.timed
-
 needs_a_core = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="one core: a device that keeps time needs one of its own"
 )
@@ -77,6 +75,7 @@ def test_it_is_there_only_while_it_is_open() -> None:
     assert "Emulated0" not in [info.name for info in list_devices()]
 
 
+@pytest.mark.timed
 @needs_a_core
 def test_drawn_values_are_finite_and_experts_distinct(models: Path) -> None:
     """Not a token of it means anything, but nothing of it may mislead a CPU either."""
@@ -112,6 +111,7 @@ def test_threads_leave_it_a_core(model: Path) -> None:
     assert f"--threads {n}" in done.stderr
 
 
+@pytest.mark.timed
 @needs_a_core
 def test_bench_says_at_once_that_a_stopped_process_keeps_the_core(model: Path) -> None:
     core = max(os.sched_getaffinity(0))

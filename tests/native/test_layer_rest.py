@@ -13,8 +13,6 @@ from traced import decode, traced
 
 import ggml_bridge
 
-pytestmark = pytest.mark.timed
-
 N_LAYER = 2
 SHAPE: dict[str, Any] = {
     "n_embd": 256,
@@ -59,11 +57,13 @@ def thread_s(bridge: ggml_bridge.Bridge, n_kv: int, flash_attn: bool) -> float:
         return time.thread_time() - start
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("flash_attn", [True, False])
 def test_attention_costs_by_what_it_sees(bridge: ggml_bridge.Bridge, flash_attn: bool) -> None:
     assert thread_s(bridge, 16384, flash_attn) > 4 * thread_s(bridge, 256, flash_attn)
 
 
+@pytest.mark.timed
 def test_what_is_masked_costs_flash_attention_nothing(bridge: ggml_bridge.Bridge) -> None:
     """llama.cpp shows attention the cache in steps of 256 positions, and masks those that are not there yet."""
     assert thread_s(bridge, 16, True) < 0.9 * thread_s(bridge, 256, True)

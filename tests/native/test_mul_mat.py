@@ -10,8 +10,6 @@ import pytest
 import ggml_bridge
 from ggml_bridge.bridge import TypeInfo
 
-pytestmark = pytest.mark.timed
-
 NMSE_LIMITS = {"F32": 1e-8, "F16": 1e-6}
 QUANTISED_LIMIT = 2e-4
 
@@ -76,6 +74,7 @@ def test_samples_are_times(bridge: ggml_bridge.Bridge) -> None:
         assert timer.run(0) == []
 
 
+@pytest.mark.timed
 def test_more_work_takes_longer(bridge: ggml_bridge.Bridge) -> None:
     """Sixteen times the weight, in seconds of this thread: time of others does not count."""
 

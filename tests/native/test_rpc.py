@@ -18,8 +18,6 @@ import ggml_bridge
 from ggml_bridge.errors import BridgeError, ChildDied
 from ggml_bridge.rpc import RpcServer, parse_endpoint, probe
 
-pytestmark = pytest.mark.timed
-
 CASES = "native_cases"
 
 
