@@ -6,6 +6,7 @@ no_alloc loads have processes of their own, and so have loads whose memory is co
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -26,7 +27,7 @@ from processes import ROOT
 from seeds import crossed
 
 from ggml_bridge.child import run_in_child
-from oallama.autotune.run import Tuning
+from oallama.autotune.run import Tuning, tune
 from oallama.bench.arms import ArmMaker
 from oallama.bench.prepare import default_arms, shared_setting
 from oallama.bench.process import ArmProcess
@@ -271,23 +272,40 @@ def test_splits_beside_each_device_have_stocks_numbers(
 #
 
 
-def raced(race: Measured, models: Path, vram: str = f"{10 * MIB},{11 * MIB}") -> tuple[Placer, Tuning, ClassResult]:
+def to_tune(models: Path) -> Placer:
+    return opened(large(models), vram=f"{10 * MIB},{11 * MIB}", n_ctx=256)
+
+
+@pytest.fixture(scope="module")
+def planned(models: Path) -> Path:
+    """A cache with the candidates for short questions, none of them measured."""
+    folder = models / "planned"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER_VARIABLE, str(folder))
+        assert tune(to_tune(models), ASKED, most_s=0).left_s > 0
+    return folder
+
+
+def raced(race: Measured, models: Path, planned: Path, cache: Path) -> tuple[Placer, Tuning, ClassResult]:
     """What a race finds for short questions."""
-    placer = opened(large(models), vram=vram, n_ctx=256)
+    shutil.copytree(planned, cache)
+    placer = to_tune(models)
     found = race.gate(placer, ASKED)
     (made,) = found.result.classes
     return placer, found, made
 
 
-def test_a_plan_over_both_cards_that_wins_is_loaded_to_the_byte(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_over_both_cards_that_wins_is_loaded_to_the_byte(
+    models: Path, planned: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By whatever loads a plan later: they all take what `made_plan` and Placer.run take."""
     race = racing(FASTER)
-    placer, found, made = raced(race, models)
+    placer, found, made = raced(race, models, planned, cache)
     assert made.won is not None and found.plan.policy == "ranges" and len(found.plan.memory.devices) == 2
     assert made.tries[0].device == "" and len(made.tries[0].placement.device_layers) == 2
     n_most = 1 + len(placer.members) + MOST_PROMISING
     assert len(made.tries) <= n_most and len(made.races) <= MOST_TESTS, "the race takes no longer than on one device"
-    fresh = opened(Path(placer.model.path), vram=f"{10 * MIB},{11 * MIB}", n_ctx=256)
+    fresh = to_tune(models)
     tuned = tuned_plan(fresh, ASKED)
     assert tuned is not None and tuned.plan.to_json() == found.plan.to_json()
     asked = PlacementOptions(None, PolicyOptions(), fresh.options, None, gate=True, tune="off")
@@ -299,9 +317,9 @@ def test_a_plan_over_both_cards_that_wins_is_loaded_to_the_byte(models: Path, mo
     assert engine.call_args.args == (tuned.plan,)
 
 
-def test_stock_on_one_card_alone_that_wins_is_loaded_there(models: Path) -> None:
+def test_stock_on_one_card_alone_that_wins_is_loaded_there(models: Path, planned: Path, cache: Path) -> None:
     race = replace(racing(SLOWER), stock=lambda name: 0.5 if "--device emulated:rtx3060" in name else 1.0)
-    placer, found, made = raced(race, models)
+    placer, found, made = raced(race, models, planned, cache)
     first = str(placer.members[0].device)
     assert made.won is None and made.tries[made.rival].device == first and found.plan.device == first
     assert {one.device for one in made.tries} >= {"", first}
@@ -313,9 +331,11 @@ def test_stock_on_one_card_alone_that_wins_is_loaded_there(models: Path) -> None
 
 
 @pytest.mark.thorough  # half a minute; stock on one card alone is tested below
-def test_stocks_placement_over_all_cards_is_a_plan_where_it_is_the_fastest(models: Path) -> None:
+def test_stocks_placement_over_all_cards_is_a_plan_where_it_is_the_fastest(
+    models: Path, planned: Path, cache: Path
+) -> None:
     race = replace(racing(SLOWER), stock=lambda name: 2.0 if "--device" in name else 1.0)
-    _, found, made = raced(race, models)
+    _, found, made = raced(race, models, planned, cache)
     assert made.rival == 0 and found.plan.policy == "fit" and len(found.plan.memory.devices) == 2
     assert found.plan.predicted is not None and "using llama.cpp's placement" in made.sentence
     asked = {"path": found.plan.model_path, "plan": found.plan.to_json()}
