@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain, combinations, product
+from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
@@ -103,7 +103,7 @@ def subsets(*families: tuple[str, tuple[str, ...]]) -> list[tuple[str, tuple[str
 @pytest.mark.parametrize(
     ("subset", "resident"),
     [
-        *product(subsets(("llama", FFN), ("llama", HEADS)), [False, True]),
+        *crossed(subsets(("llama", FFN), ("llama", HEADS)), [False, True]),
         # biases; no gate; an FFN behind attention's output, and before it
         *crossed(
             subsets(("qwen2", HEADS), ("gpt2", FFN[1:]), ("falcon", PARALLEL), ("phi2", PARALLEL), ("phi2", HEADS)),

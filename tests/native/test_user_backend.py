@@ -13,6 +13,7 @@ from e2e.stock import environment, needs_programs
 from e2e.stock_plans import split_plan
 from gguf_factory import write_llama_shape
 from native_helpers import build_native
+from seeds import ALL
 
 import ggml_bridge
 from ggml_bridge.library import find_built, find_plugin
@@ -61,7 +62,8 @@ def test_it_computes(library: Path) -> None:
 
 def test_every_arm_of_a_comparison_may_use_it(library: Path, tmp_path: Path) -> None:
     model = write_llama_shape(tmp_path / "model.gguf", 1, 256, 256, 2, 2, 300)
-    arguments = ["-p", "16", "-n", "0", "-r", "2", "--arms", "stock-cpu,stock-ngl", "-o", "json", "--no-progress"]
+    arms = "stock-cpu,stock-fit" + ",stock-ngl" * ALL  # which times the machine first
+    arguments = ["-p", "16", "-n", "0", "-r", "2", "--arms", arms, "-o", "json", "--no-progress"]
     done = run("bench", model, *arguments, "--device", "TEST0", "--backend", library)
     assert done.returncode == 0, done.stderr
     assert "TEST0" in done.stdout
