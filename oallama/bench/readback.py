@@ -147,14 +147,13 @@ def bench_facts(loaded: LoadedModel, device: str) -> dict[str, Any]:
     api.llama_model_desc(loaded.model, description, len(description))
     commit, number = llama_build()
     devices = {info.name: info for info in list_devices()}
-    cpus = [info.description for info in devices.values() if info.type == "CPU"]
     used = [devices[name] for name in loaded.device.split(",") if name in devices]
     spec = parse_device(device)
     gpu = str(spec) if used and spec.is_worker else ", ".join(info.description for info in used)
     return {
         "build_commit": commit,
         "build_number": number,
-        "cpu_info": ", ".join(cpus),
+        "cpu_info": devices[CPU_DEVICE].description,
         "gpu_info": gpu,
         "backends": used[0].backend if used else "CPU",
         "model_type": description.value.decode("utf-8", "replace"),

@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 from e2e.described_card import slow_cpu_fast_card
+from e2e.forced import ffn, forced
+from e2e.logits import REAL
 from gguf_factory import write_llama_shape
 from processes import COMMAND, PATIENCE_S, here, must_end, until
 from seeds import ALL
@@ -32,6 +34,7 @@ from oallama.bench.verify import configuration, problems
 from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError
 from oallama.core.types import Attention, Operator, StockOptions
 from oallama.device.load_params import LoadSettings
+from oallama.device.opening import list_devices
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
 from oallama.placer import Placer
@@ -325,6 +328,14 @@ def test_stock_and_plan_are_compared_and_the_same_is_told_from_another(model: Pa
     assert any("same configuration" in warning for warning in mine["warnings"])
     low, high = other_row["ratio_ci95"]
     assert low <= other_row["ratio_to_first"] <= high and not other_row["flash_attn_used"]
+
+
+def test_devices_of_the_plug_in_are_no_cpus(model: Path) -> None:
+    case = forced(model, REAL, ffn(0.5))
+    maker = ArmMaker(case.placer, shared_setting(case.placer, (PP,)), (PP,))
+    with running(maker.of_plan("mine", case.plan)) as arm:
+        facts = arm.load(names(case.placer.operators)).facts
+    assert facts["cpu_info"] == next(info.description for info in list_devices() if info.name == "CPU")
 
 
 def test_a_worker_cap_and_fit_from_the_command_line(model: Path) -> None:
