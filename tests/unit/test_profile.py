@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -797,7 +796,9 @@ def test_any_schedule_ends_with_the_median_of_what_it_kept(times: list[float], m
     timing = measure(run, lambda: sum(spent), policy)
     assert 1 <= len(timing.samples) <= 60
     assert list(timing.samples) == times[1 : 1 + len(timing.samples)], "all but the warm-up"
-    assert timing.seconds == median(timing.samples)
+    assert timing.seconds in timing.samples
+    assert sum(one < timing.seconds for one in timing.samples) <= (len(timing.samples) - 1) // 2
+    assert sum(one > timing.seconds for one in timing.samples) <= len(timing.samples) // 2
     settled = relative_half_width(timing.samples) < policy.target and len(timing.samples) >= min_repeats
     assert settled or len(timing.samples) == 60 or sum(spent[1:]) >= cap_s
 
