@@ -99,12 +99,17 @@ class ServedModel:
             log(f"note: {self.wanted.plan.notes[-1]}")
 
     def _without_server(self) -> Served | None:
-        """The model on the local devices, where the plan has an RPC server behind them."""
+        """The model on the local devices, where the plan has an RPC server behind them. Nothing is timed for it: until
+        the server is lost nobody needs it."""
         local = [str(member.device) for member in self.placer.local_members]
         if not local or len(local) == len(self.placer.members) or self.wanted.plan.device == "none":
             return None
         placer = self.placer.on_devices(local) if len(local) > 1 else self.placer.alone_on(local[0])
-        plan = placer.plan(workload=self.wanted.plan.workload)
+        from oallama.autotune.run import stock_at_once
+
+        workload = self.wanted.plan.workload
+        timed = placer.known_profile is not None
+        plan = placer.plan(workload=workload) if timed else stock_at_once(placer, workload)
         served = _timed(placer, placer.as_asked(plan), "the RPC server was lost: running without it")
         return self._completed(served, str(placer.found_device))
 
