@@ -237,15 +237,14 @@ def _unpack(answer: Message) -> Message:
 #
 
 
-def child_main(handler: Handler, prepare: Callable[[], object] = lambda: None, outlives_thread: bool = False) -> None:
+def child_main(handler: Handler, prepare: Callable[[], object] = lambda: None) -> None:
     """Answer the requests of a Child, until it has no more: `handler(request, progress)` returns the result.
 
     prepare: loads what the handler will need anyway, while the parent may not know yet what to ask; the handler meets
-    its exceptions again. outlives_thread: do not die with the thread that made the Child, only with its process. The
-    parent gets the handler's exception by type name and message. Call it from a module's main part.
+    its exceptions again. The parent gets the handler's exception by type name and message. Call it from a module's main
+    part.
     """
-    if not outlives_thread:
-        die_with_parent()
+    die_with_parent()
     fd = int(os.environ.pop(FD_VARIABLE))
     os.set_inheritable(fd, False)
     with os.fdopen(fd, "w", encoding="utf-8") as answers:

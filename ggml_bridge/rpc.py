@@ -1,4 +1,4 @@
-"""ggml's RPC back end: ask whether a server answers, and start one as a child process.
+"""ggml's RPC back end: ask whether a server answers.
 
 ggml's client calls abort() whenever a server cannot be reached, does not answer its handshake, or breaks the
 connection later; and it waits without end for a server that is busy, since a server has one client at a time. So
@@ -8,20 +8,16 @@ connection later; and it waits without end for a server that is busy, since a se
 
 from __future__ import annotations
 
-import signal
 import socket
 import struct
-from collections.abc import Sequence
 
-from ggml_bridge.child import Child
-from ggml_bridge.errors import BridgeError, signal_name
+from ggml_bridge.errors import BridgeError
 
 PROTOCOL_MAJOR = 8
 """Major version of ggml 0.26.0's RPC protocol; servers of another one are refused by it with an abort."""
 
 _HELLO = 14  # RPC_CMD_HELLO
 _CAPS_BYTES = 24  # transport capabilities of either side; zeros: plain TCP
-_START_TIMEOUT_S = 60.0
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
@@ -61,39 +57,3 @@ def _receive(connection: socket.socket, n_bytes: int) -> bytes:
             raise ConnectionError("it closed the connection")
         data += chunk
     return data
-
-
-class RpcServer:
-    """A child process that serves this machine's CPU as an RPC device, to every process of this machine that connects.
-    It ends when this process ends.
-
-    Free everything that lives on its device before `close`: ggml aborts this process when it misses the server.
-    """
-
-    def __init__(self, threads: int = 1, cpus: Sequence[int] | None = None, host: str = "127.0.0.1") -> None:
-        """Start it with so many threads, pinned to these CPUs; returns when it answers. Raises BridgeError."""
-        self._child = Child("ggml_bridge.rpc_server")
-        self.pid = self._child.pid
-        try:
-            request = {"host": host, "threads": threads, "cpus": cpus and list(cpus)}
-            self.endpoint: str = self._child.ask(request, timeout_s=_START_TIMEOUT_S)["endpoint"]
-        except BaseException:
-            self.close()
-            raise
-
-    def died(self) -> str | None:
-        """Tell in words how it ended; None while it runs."""
-        returncode = self._child.returncode
-        if returncode is None:
-            return None
-        return f"exit code {returncode}" if returncode >= 0 else signal_name(-returncode)
-
-    def close(self) -> None:
-        """End it; may be called twice."""
-        self._child.end(signal.SIGKILL)
-
-    def __enter__(self) -> RpcServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

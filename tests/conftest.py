@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+from devices import worker
 from processes import PATIENCE_S
 from seeds import ALL
 
@@ -26,6 +27,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # threads of OpenMP that spin for each other take most of a machine that computes something else as well
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when ggml is loaded, here and in every child
+os.environ["OALLAMA_TEST_DEVICES"] = "1"  # those of devices.py
+worker("rpc-worker")  # the same for all processes of this run
 
 # no deadline: an example may take long where others compute
 settings.register_profile("some", deadline=None, derandomize=True, max_examples=25)

@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 
-from ggml_bridge.rpc import RpcServer
-from oallama.device.rpc_worker import start_worker
-from oallama.device.spec import DeviceSpec
 from oallama.plan.export import PLAN_VARIABLE
 from oallama.run.address import Address
 from oallama.run.engine import Engine
@@ -37,35 +34,11 @@ def key_of(launch: Callable[[Address, Path], Launch]) -> Key:
     return (tuple(words), tuple(sorted(told.items())), text, model.st_ino, model.st_mtime_ns)
 
 
-def endpoint_of(key: Key) -> str | None:
-    """The RPC server that a key's llama-server uses, which has one client at a time."""
-    words = key[0]
-    return words[words.index("--rpc") + 1] if "--rpc" in words else None
-
-
 @contextmanager
 def kept() -> Iterator[None]:
-    """Have a running llama-server, and a running worker, answer for the next one that would be started alike. What
-    counts experts gets one of its own: it tells them when it ends."""
+    """Have a running llama-server answer for the next one that would be started alike. What counts experts gets one of
+    its own: it tells them when it ends."""
     engines: dict[Key, Engine] = {}
-    workers: dict[str, RpcServer] = {}
-
-    def worker_of(spec: DeviceSpec) -> RpcServer:
-        if str(spec) not in workers:
-            workers[str(spec)] = start_worker(spec)
-        return workers[str(spec)]
-
-    class Worker:
-        """A kept worker, as the engine's keeper gets it."""
-
-        def __init__(self, spec: DeviceSpec) -> None:
-            self.endpoint = worker_of(spec).endpoint
-
-        def __enter__(self) -> Worker:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
 
     class Kept(Engine):
         def __init__(self, *given: Any, **named: Any) -> None:
@@ -81,9 +54,6 @@ def kept() -> Iterator[None]:
                 self.memory = self._adopt(asked["needs"], self._at_load)
                 asked["keeper"].close()
                 return
-            endpoint = endpoint_of(key)
-            for other in [other for other in engines if endpoint is not None and endpoint_of(other) == endpoint]:
-                Engine.close(engines.pop(other))
             super().__init__(*given, **named)
             if self.is_kept:
                 engines[key] = self
@@ -96,11 +66,8 @@ def kept() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("oallama.placer.engine.Engine", Kept)
-        patched.setattr("oallama.placer.engine.start_worker", Worker)
         try:
             yield
         finally:
             for engine in engines.values():
                 Engine.close(engine)
-            for worker in workers.values():
-                worker.close()

@@ -98,9 +98,6 @@ int gb_backend_load(const char * path, char * name, int64_t capacity);
 // the server does not answer its handshake: probe first.
 int gb_rpc_add(const char * endpoint, char * names, int64_t capacity);
 
-// Serves the CPU as an RPC device; returns only on failure.
-int gb_rpc_serve(const char * endpoint, int32_t n_threads);
-
 //
 // timers
 //

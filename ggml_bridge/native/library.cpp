@@ -83,20 +83,16 @@ std::string backend_load(const char * path) {
     return ggml_backend_reg_name(reg);
 }
 
-template <typename F> F rpc_function(const char * name) {
-    ggml_backend_reg_t reg = ggml_backend_reg_by_name("RPC");
-    F                  fn  = reg == nullptr ? nullptr : proc_address<F>(reg, name);
-    if (fn == nullptr) {
-        throw Error(OALLAMA_UNSUPPORTED, "this llama.cpp was built without RPC; run `oallama setup --refresh`");
-    }
-    return fn;
-}
-
 std::vector<std::string> rpc_add(const char * endpoint) {
     require(endpoint != nullptr && std::strchr(endpoint, ':') != nullptr, "an RPC endpoint is host:port");
-    const auto add_server = rpc_function<decltype(&ggml_backend_rpc_add_server)>("ggml_backend_rpc_add_server");
+    using add_server_t = decltype(&ggml_backend_rpc_add_server);
 
-    ggml_backend_reg_t reg = add_server(endpoint);
+    ggml_backend_reg_t reg = ggml_backend_reg_by_name("RPC");
+    const auto add_server  = reg == nullptr ? nullptr : proc_address<add_server_t>(reg, "ggml_backend_rpc_add_server");
+    if (add_server == nullptr) {
+        throw Error(OALLAMA_UNSUPPORTED, "this llama.cpp was built without RPC; run `oallama setup --refresh`");
+    }
+    reg = add_server(endpoint);
     if (reg == nullptr) {
         fail(OALLAMA_FAILED, std::string("the RPC server at ") + endpoint + " offers no device");
     }
@@ -256,14 +252,4 @@ int gb_backend_load(const char * path, char * name, int64_t capacity) {
 
 int gb_rpc_add(const char * endpoint, char * names, int64_t capacity) {
     return guarded([&] { copy_text(join_lines(rpc_add(endpoint)), names, capacity); });
-}
-
-int gb_rpc_serve(const char * endpoint, int32_t n_threads) {
-    return guarded([&] {
-        require(endpoint != nullptr && n_threads > 0, "an RPC server needs host:port and at least one thread");
-        const auto serve = rpc_function<decltype(&ggml_backend_rpc_start_server)>("ggml_backend_rpc_start_server");
-        ggml_backend_dev_t device = cpu_device();
-        serve(endpoint, nullptr, static_cast<size_t>(n_threads), 1, &device);
-        fail(OALLAMA_FAILED, std::string("the RPC server could not listen at ") + endpoint);
-    });
 }

@@ -20,7 +20,6 @@ from oallama.placer.stock import memory_cap, promising_stock, stock_load, stock_
 from oallama.planner.decide import larger_ubatches
 from oallama.planner.policies.registry import Request
 from oallama.planner.policies.stock import FIT, MOST_PROMISING, STOCK_MODES
-from oallama.run.setup import only_splits
 from oallama.run.stock import StockPlacement, effect_of
 from oallama.tuned.classes import WorkloadClass, classes_in
 from oallama.tuned.result import LATE, MOST_TESTS, ABTest, ClassResult, StockTry
@@ -138,10 +137,7 @@ class Candidates:
     def _add(self, policy: str, workload: Workload, placer: Placer) -> Plan | None:
         with suppress(DoesNotFit):
             plan = placer.plan(policy, workload=workload)
-            if plan.stock is not None:
-                return plan
-            if not self._placer.device.is_pair or only_splits(plan):
-                return self._keep(plan)
+            return plan if plan.stock is not None else self._keep(plan)
         return None
 
     def _keep(self, plan: Plan) -> Plan:
@@ -170,7 +166,7 @@ class Candidates:
         """Options of stock llama.cpp to measure, --fit first."""
         placer, workload, fit = self._placer, self._workloads[kind], self._fits[kind]
         default = StockCandidate(self._fit, fit)
-        if placer.device.is_pair or fit is None:
+        if fit is None:
             return [default]
         latest_s = math.inf if self._late_may_win else LIKELY_LATE * fit.ttft_s
         modes, n_ubatches = [mode for mode in STOCK_MODES if mode != FIT], larger_ubatches(workload, placer.options)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from oallama.autotune.candidates import Candidates, placement_digest, with_stock_drafts
 from oallama.bench.ab import Bench, ProgressCallback, quiet, run_bench
-from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
+from oallama.bench.arms import STOCK_FIT, ArmMaker
 from oallama.bench.prepare import setting_of
 from oallama.bench.process import Deadline
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Sample, Series
@@ -136,14 +136,9 @@ def unsettled(placer: Placer, workload: Workload) -> tuple[ClassResult, float] |
 def stock_at_once(placer: Placer, workload: Workload) -> Plan:
     """Stock llama.cpp's own placement, the safe choice without measurements."""
     setting = setting_of(placer, workload.n_ctx, workload.n_ubatch).changed(n_outputs=workload.n_outputs)
-    stock = ArmMaker(placer, setting).make(stock_name(placer)).stock
+    stock = ArmMaker(placer, setting).make(STOCK_FIT).stock
     assert stock is not None
     return stock_plan(placer, workload, stock.by_layers, priced=False)
-
-
-def stock_name(placer: Placer) -> str:
-    """The arm of stock llama.cpp's default."""
-    return STOCK_CPU if placer.device.is_pair else STOCK_FIT
 
 
 def tuned_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
@@ -190,7 +185,7 @@ class _Tuner:
     @cached_property
     def _fit(self) -> StockPlacement:
         """Stock llama.cpp's default."""
-        return self._placement(stock_name(self._placer))
+        return self._placement(STOCK_FIT)
 
     def _placement(self, arm: str) -> StockPlacement:
         """The placement of a stock arm, as a plan has it."""
@@ -358,11 +353,10 @@ class _Tuner:
             raise KeyboardInterrupt
 
     def _stock_arm(self, placement: StockPlacement, n_draft: int, device: str) -> ArmSpec:
-        is_cpu = stock_name(self._placer) == STOCK_CPU
-        setting = self._setting.changed(device="none") if is_cpu else self._setting
+        setting = self._setting
         if device:
             setting = self._maker.setting_alone(self._placer.members.index(self._placer.alone_on(device)))
-        name = STOCK_CPU if is_cpu else f"stock {StockTry(placement, n_draft=n_draft, device=device).flags}"
+        name = f"stock {StockTry(placement, n_draft=n_draft, device=device).flags}"
         draft = self._stock_plan(self._asked, placement, n_draft, device, FIT).draft if n_draft else None
         return ArmSpec(name, setting, placement, draft=draft)
 

@@ -22,7 +22,6 @@ from oallama.bench.schedule import Done, measure_rounds
 from oallama.bench.verify import findings, problems, same_as
 from oallama.core.errors import DeviceError, OallamaError, OutOfTime
 from oallama.core.types import Operator
-from oallama.device.spec import parse_device
 
 MEMORY_SHARE = 0.9  # of the machine's available memory that the arms may fill together
 
@@ -253,14 +252,12 @@ class _Session:
             self._bench.deadline.check()
 
     def _has_room(self) -> bool:
-        """Whether another arm as large as the largest so far fits into this machine's memory. What a worker process
-        holds is this machine's memory too; a real device says itself when it is full."""
+        """Whether another arm as large as the largest so far fits into this machine's memory; a device says itself when
+        it is full."""
         reports = [arm.report for arm in self._arms if arm.report is not None]
         if not reports:
             return True
-        local = parse_device(self._bench.arms[0].setting.load.device).is_worker
-        largest = max(report.host_bytes + (report.device_bytes if local else 0) for report in reports)
-        return largest < MEMORY_SHARE * self._available()
+        return max(report.host_bytes for report in reports) < MEMORY_SHARE * self._available()
 
     def _leave_residence(self, why: str) -> None:
         self._notes.append(f"{why}: each is reloaded for each of its turns")

@@ -180,8 +180,6 @@ class ArmMaker:
     def _placed(self, name: str) -> ArmSpec:
         if name == STOCK_CPU:
             return ArmSpec(name, self.setting.changed(device="none"), StockPlacement(0))
-        if self.placer.device.is_pair:
-            raise UsageError(f"{name} does not run on cpu-pair: llama.cpp has no second CPU; compare with {STOCK_CPU}")
         if not self.placer.has_device:
             raise UsageError(f"{name} needs a device; choose one with --device, e.g. emulated")
         if name == STOCK_FIT:

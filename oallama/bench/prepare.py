@@ -33,7 +33,7 @@ def default_arms(placer: Placer) -> tuple[str, ...]:
     """Stock llama.cpp at its strongest, and ours; of several devices its --fit over all and over each alone."""
     if placer.members:
         return (STOCK_FIT, *(f"{STOCK_FIT}@{number}" for number in range(len(placer.members))), "auto")
-    return (STOCK_BEST if placer.has_device and not placer.device.is_pair else STOCK_CPU, "auto")
+    return (STOCK_BEST if placer.has_device else STOCK_CPU, "auto")
 
 
 def setting_of(placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH, **others: Any) -> Setting:

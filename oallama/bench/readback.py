@@ -19,7 +19,6 @@ from oallama.core.types import CPU_DEVICE
 from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import list_devices
-from oallama.device.spec import parse_device
 from oallama.run.stock import Side
 
 _CONTEXT_TOKENS = 32
@@ -63,7 +62,7 @@ def load_report(loaded: LoadedModel, settings: LoadSettings, operators: Collecti
         flash_attn=graph.flash_attn,
         n_gpu_layers=loaded.n_gpu_layers,
         plugins=plugins(),
-        facts=bench_facts(loaded, settings.device),
+        facts=bench_facts(loaded),
         warnings=loaded.warnings,
     )
 
@@ -139,7 +138,7 @@ def _place(buft: str, device: str, is_host: bool) -> Side:
     return "host" if is_host or device in ("", CPU_DEVICE) else "device"
 
 
-def bench_facts(loaded: LoadedModel, device: str) -> dict[str, Any]:
+def bench_facts(loaded: LoadedModel) -> dict[str, Any]:
     """llama-bench's fields that only this process knows."""
     from llama_cpp import llama_cpp as api
 
@@ -148,13 +147,11 @@ def bench_facts(loaded: LoadedModel, device: str) -> dict[str, Any]:
     commit, number = llama_build()
     devices = {info.name: info for info in list_devices()}
     used = [devices[name] for name in loaded.device.split(",") if name in devices]
-    spec = parse_device(device)
-    gpu = str(spec) if used and spec.is_worker else ", ".join(info.description for info in used)
     return {
         "build_commit": commit,
         "build_number": number,
         "cpu_info": devices[CPU_DEVICE].description,
-        "gpu_info": gpu,
+        "gpu_info": ", ".join(info.description for info in used),
         "backends": used[0].backend if used else "CPU",
         "model_type": description.value.decode("utf-8", "replace"),
         "model_size": int(api.llama_model_size(loaded.model)),

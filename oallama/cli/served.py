@@ -15,11 +15,10 @@ from oallama.cli.output import log
 from oallama.cli.placement import PlacementOptions
 from oallama.cli.projector import ProjectorOptions
 from oallama.cli.routing import counting
-from oallama.core.errors import OallamaError, UsageError
+from oallama.core.errors import OallamaError
 from oallama.core.routing import ExpertCounts
 from oallama.core.types import Workload
 from oallama.device.rpc_link import lost_server
-from oallama.device.rpc_worker import start_worker
 from oallama.device.spec import parse_device
 from oallama.placer import Placer
 from oallama.placer.engine import with_repeated_drafts
@@ -32,7 +31,6 @@ from oallama.run.plugin_report import PluginReport, runs_of
 from oallama.run.program import STOCK_CACHE_MIB, ServerSettings, launch, prompt_cache_mib, served_plan
 
 if TYPE_CHECKING:
-    from ggml_bridge.rpc import RpcServer
     from oallama.run.process import Launch
 
 
@@ -56,13 +54,11 @@ class PlacementRequest:
 
 @contextlib.contextmanager
 def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
-    """Run the worker that a placement may need for the block, and keep counted uses of experts at its end. Raises
-    UsageError if experts are to be counted of a model that has none, and what reading, planning and measuring raise.
-    """
+    """Find what to serve for the block, at whose end counted uses of experts are kept. Raises UsageError if experts
+    are to be counted of a model that has none, and what reading, planning and measuring raise."""
     planned = _planned(asked)
     if planned is None:
         placer = asked.placement.placer(asked.model)
-        _check_device(placer)
         placer = asked.pictures.with_room(placer, asked.workload(placer))
         planned = placer, _placed(asked, placer)
     placer, served = planned
@@ -70,16 +66,15 @@ def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
     if asked.embeds:
         served = _embedding(placer, served)
     served = replace(served, plan=with_repeated_drafts(placer, served.plan, passed_options()))
-    with contextlib.ExitStack() as stack:
-        worker = stack.enter_context(start_worker(placer.device)) if placer.device.is_worker else None
-        yield ServedModel(asked, placer, served, worker, stack.enter_context(counting(placer, asked.count_experts)))
+    with counting(placer, asked.count_experts) as count:
+        yield ServedModel(asked, placer, served, count)
 
 
 class ServedModel:
     """wanted: what was asked for. on_cpu: for when the device, or the RPC server beside it, is lost; None if there is
     none.
 
-    worker: the process that is the device, if so. count: gets how often experts were used; None: that is not counted.
+    count: gets how often experts were used; None: that is not counted.
     """
 
     def __init__(
@@ -87,11 +82,10 @@ class ServedModel:
         asked: PlacementRequest,
         placer: Placer,
         served: Served,
-        worker: RpcServer | None,
         count: Callable[[ExpertCounts], None] | None,
     ) -> None:
-        self.placer, self._asked, self._worker, self._count = placer, asked, worker, count
-        self._device = str(placer.found_device) if worker is None else f"rpc://{worker.endpoint}"
+        self.placer, self._asked, self._count = placer, asked, count
+        self._device = str(placer.found_device)
         self._projector = asked.pictures.read()
         self.wanted = self._completed(served, self._device)
         self.on_cpu = self._without_server() or self._without_device()
@@ -132,10 +126,6 @@ class ServedModel:
             program, served.plan, placer.operators, placer.model.n_layer, placer.tensor_names, settings, folder,
             os.environ, self._count is not None,
         )  # fmt: skip
-
-    def device_lost(self) -> str | None:
-        """Why the device counts as lost, else None."""
-        return None if self._worker is None or self._worker.died() is None else "its worker process has ended"
 
     def server_gone(self) -> str | None:
         """Why an RPC server of the wanted placement counts as lost, else None: whether each answers is asked now."""
@@ -194,7 +184,6 @@ def _planned(asked: PlacementRequest) -> tuple[Placer, Served] | None:
     if planned is None:
         return None
     placer, plan = planned
-    _check_device(placer)
     plan.check(placer.model, placer.operators)
     plan = placer.as_asked(plan)
     reason = f"using the plan {asked.placement.plan_file}, policy {plan.policy}"
@@ -217,11 +206,6 @@ def _embedding(placer: Placer, served: Served) -> Served:
     if plan is None:
         log("note: no embeddings: the plan leaves the device no room for them; --no-gate without --plan makes room")
     return served if plan is None else replace(served, plan=plan)
-
-
-def _check_device(placer: Placer) -> None:
-    if placer.device.is_pair:
-        raise UsageError(f"llama-server cannot use device {placer.device}; use a GPU, rpc://host:port or none")
 
 
 def _reason(placer: Placer, asked: PlacementOptions, plan: Plan) -> str:

@@ -28,7 +28,7 @@ _CALLS = {
     "use --no-chat to": "use `generate` to",
 }
 
-_WORDS = "auto|cpu|cpu-pair|fit|full|layers|none|oato|off|on|paper"
+_WORDS = "auto|cpu|fit|full|layers|none|oato|off|on|paper"
 _OPTION = re.compile(
     rf"(?<![\w-])(--?[a-z][a-z-]*)(?: (-?\d[\w.%]*|'[^']*'|(?:{_WORDS}|(?:emulated|rpc)[^\s`]*?)(?=[,;:.)]*(?:\s|$))))?"
 )

@@ -24,9 +24,6 @@ FIRST_ROLES = ("per_layer_model_proj", "altup_proj")
 CPU_DEVICE = "CPU"
 """Name of ggml's CPU device, and of the side that computes CC."""
 
-CPU_PAIR = "cpu-pair"
-"""Name of the second of two CPU backends that stand for a CPU and a device."""
-
 SPLIT_LAYOUT = "OALLAMA_Split"
 """The split backend's buffer type: a weight in it lies partly in host memory, partly on the device."""
 

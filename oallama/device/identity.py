@@ -52,7 +52,7 @@ def known_device(device: KnownDevice | DeviceSpec | str | None) -> KnownDevice:
     spec = device if isinstance(device, DeviceSpec) else parse_device(device)
     if spec.emulated is not None:  # its parameters are all that there is to know
         return KnownDevice(spec, {"parameters": hashlib.sha256(parameters_of(spec.emulated).encode()).hexdigest()[:16]})
-    if spec.says_all:
+    if spec.is_none:
         return KnownDevice(spec)
     if spec.kind == "auto":
         return next(iter(found_gpus()), KnownDevice(DeviceSpec("none")))

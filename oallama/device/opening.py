@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.errors import UnknownDevice
-from oallama.core.types import CPU_DEVICE, CPU_PAIR, DeviceInfo
+from oallama.core.types import DeviceInfo
 from oallama.core.units import format_bytes
 from oallama.device.emulated_link import EMULATED_BACKEND, open_emulated
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import load_bridge
 from oallama.device.rpc_link import RpcLink, connect, device_info
-from oallama.device.rpc_worker import start_worker
 from oallama.device.spec import DeviceSpec, parse_device
 
 NO_DEVICE = "none"
@@ -24,16 +23,14 @@ SPLIT_BACKEND = "OALLAMA"  # registry name of libggml-oallama
 class OpenDevice:
     """A device this process may compute on until `close`.
 
-    name: its ggml name, "none" without one. info: None without one. For cpu-pair both are of the CPU, whose second
-    backend instance plays the device; `is_pair` tells it apart. others: of several devices those behind it, which are
-    closed with it.
+    name: its ggml name, "none" without one. info: None without one. others: of several devices those behind it, which
+    are closed with it.
     """
 
     name: str
     info: DeviceInfo | None
     spec: DeviceSpec
     close: Callable[[], None] = lambda: None
-    pid: int | None = None  # of a local worker
     others: tuple[DeviceInfo, ...] = ()
 
     @property
@@ -48,8 +45,8 @@ class OpenDevice:
 
     @property
     def label(self) -> str:
-        """Display name: a CPU that stands for a device is told apart from the CPU."""
-        return CPU_PAIR if self.is_pair else ",".join(self.names) or self.name
+        """Display name."""
+        return ",".join(self.names) or self.name
 
     @property
     def with_free(self) -> str:
@@ -65,10 +62,6 @@ class OpenDevice:
         if info is None or info.type != "GPU" or self.spec.is_remote or self.spec.is_emulated or self.others:
             return 0
         return info.memory_free
-
-    @property
-    def is_pair(self) -> bool:
-        return self.spec.is_pair
 
 
 def list_devices() -> list[DeviceInfo]:
@@ -92,10 +85,10 @@ def _pointer(name: str) -> int:
 
 @contextlib.contextmanager
 def open_device(spec: DeviceSpec | str | None) -> Iterator[OpenDevice]:
-    """Open a device for the block; a worker is started before it and ended after it.
+    """Open a device for the block.
 
     RPC devices are numbered by llama.cpp as they come.
-    Raises DeviceError if it is unknown, cannot be reached or does not start, UsageError for wrong text, BridgeError.
+    Raises DeviceError if it is unknown or cannot be reached, UsageError for wrong text, BridgeError.
     """
     opened: list[OpenDevice] = []
     try:
@@ -111,8 +104,6 @@ def open_device(spec: DeviceSpec | str | None) -> Iterator[OpenDevice]:
 def open_now(spec: DeviceSpec) -> OpenDevice:
     """Like open_device, for a caller that closes it, and where the process outlives a Ctrl-C holds that until then.
     Raises the same."""
-    if spec.is_worker:
-        return _open_worker(spec)
     if spec.others and spec.servers:
         return _open_beside_servers(spec)
     if spec.kind == "rpc":
@@ -151,9 +142,8 @@ def _open_beside_servers(spec: DeviceSpec) -> OpenDevice:
 
 
 def _named(spec: DeviceSpec, devices: list[DeviceInfo]) -> DeviceInfo:
-    wanted = CPU_DEVICE if spec.is_pair else spec.name
     for info in devices:
-        if info.name.lower() == wanted.lower() and (spec.is_pair or _holds_weights(info)):
+        if info.name.lower() == spec.name.lower() and _holds_weights(info):
             return info
     known = ", ".join([info.name for info in devices if _holds_weights(info)] + ["emulated", NO_DEVICE])
     raise UnknownDevice(f"unknown device {spec.name!r}; choose from {known}, rpc://host:port")
@@ -175,23 +165,6 @@ def local_gpus(devices: list[DeviceInfo]) -> list[DeviceInfo]:
     if first is None or first.type != "GPU":
         return [first] if first else []
     return [device for device in devices if (device.type, device.backend) == (first.type, first.backend)]
-
-
-def _open_worker(spec: DeviceSpec) -> OpenDevice:
-    load_bridge()  # so that what is missing here is said before a process starts
-    worker = start_worker(spec)
-    try:
-        link = connect(worker.endpoint)
-    except BaseException:
-        worker.close()
-        raise
-
-    def close() -> None:
-        link.close()
-        worker.close()
-
-    info = replace(link.info, description=f"worker on {worker.endpoint}")
-    return OpenDevice(info.name, info, spec, close, worker.pid)
 
 
 def _holds_weights(info: DeviceInfo) -> bool:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from oallama.core.errors import UsageError
-from oallama.core.units import format_ranges
+from oallama.core.plugins import test_devices
 from oallama.device import emulated
 from oallama.device.emulated import Emulated, parse_emulated
 
-DeviceKind = Literal["auto", "none", "ggml", "rpc", "rpc-worker", "cpu-pair", "emulated"]
+DeviceKind = Literal["auto", "none", "ggml", "rpc", "emulated"]
 
 FORMS = f"a ggml device name such as CUDA0, rpc://host:port, {emulated.FORM}, auto or none"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]*")
@@ -22,18 +22,14 @@ _CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One parsed `--device`. `name` for ggml, `endpoint` ("host:port") for rpc, `threads` and `cpus` for rpc-worker,
-    `emulated` for that.
+    """One parsed `--device`. `name` for ggml, `endpoint` ("host:port") for rpc, `emulated` for that.
 
-    `threads` None: chosen when the worker starts; `cpus` empty: the worker is not pinned. others: the devices named
-    behind this one, in the order of use; what else is said is of the first.
+    others: the devices named behind this one, in the order of use; what else is said is of the first.
     """
 
     kind: DeviceKind
     name: str = ""
     endpoint: str = ""
-    threads: int | None = None
-    cpus: tuple[int, ...] = ()
     emulated: Emulated | None = None
     others: tuple[DeviceSpec, ...] = ()
 
@@ -45,9 +41,6 @@ class DeviceSpec:
             return self.name
         if self.kind == "rpc":
             return f"rpc://{self.endpoint}"
-        if self.is_worker and (self.threads is not None or self.cpus):
-            threads = "" if self.threads is None else str(self.threads)
-            return f"rpc-worker:{threads}" + (f":{format_ranges(self.cpus)}" if self.cpus else "")
         if self.emulated is not None:
             return str(self.emulated)
         return self.kind
@@ -62,16 +55,6 @@ class DeviceSpec:
         return self.kind == "none"
 
     @property
-    def is_pair(self) -> bool:
-        """Whether a second back end on this machine's CPU plays the device."""
-        return self.kind == "cpu-pair"
-
-    @property
-    def is_worker(self) -> bool:
-        """Whether the device is a worker process that ends with us."""
-        return self.kind == "rpc-worker"
-
-    @property
     def is_emulated(self) -> bool:
         """Whether the device's timing is emulated."""
         return self.kind == "emulated"
@@ -79,12 +62,12 @@ class DeviceSpec:
     @property
     def is_remote(self) -> bool:
         """Whether a ggml RPC server computes: then the device can be lost without this process knowing."""
-        return self.kind in ("rpc", "rpc-worker")
+        return self.kind == "rpc"
 
     @property
     def servers(self) -> tuple[DeviceSpec, ...]:
-        """The RPC servers that somebody else started, among all devices."""
-        return tuple(one for one in self.each if one.kind == "rpc")
+        """The RPC servers among all devices."""
+        return tuple(one for one in self.each if one.is_remote)
 
     @property
     def timed(self) -> DeviceSpec:
@@ -97,11 +80,6 @@ class DeviceSpec:
     def measured(self) -> DeviceSpec:
         """The device that a profile belongs to, without what changes no time."""
         return replace(self, emulated=self.emulated.measured) if self.emulated else self
-
-    @property
-    def says_all(self) -> bool:
-        """Whether nothing has to be asked of ggml to know the device: nothing computes but this machine's CPU."""
-        return self.kind in ("none", "cpu-pair", "rpc-worker")
 
 
 def parse_device(text: str | None) -> DeviceSpec:
@@ -141,13 +119,13 @@ def device_texts(text: str) -> list[str]:
 def _parse_one(stripped: str) -> DeviceSpec:
     if stripped.lower() == "cpu":  # as ggml calls what there is without a device
         return DeviceSpec("none")
-    if stripped in ("auto", "none", "cpu-pair"):
+    if stripped in ("auto", "none"):
         return DeviceSpec(stripped)  # type: ignore[arg-type]
     if stripped.startswith("rpc://"):
         return DeviceSpec("rpc", endpoint=_endpoint(stripped))
-    head, *rest = stripped.split(":")
-    if head == "rpc-worker":
-        return _worker(stripped, rest)
+    head = stripped.split(":")[0]
+    if head in test_devices():
+        return _parse_one(test_devices()[head](stripped))
     if re.split("[:,]", stripped)[0] == "emulated":
         return DeviceSpec("emulated", emulated=parse_emulated(stripped))
     if not _NAME.fullmatch(stripped):
@@ -197,17 +175,3 @@ def _endpoint(text: str) -> str:
     if not match or not 0 < int(match["port"]) < 65536:
         raise UsageError(f"--device {text!r} is not an RPC endpoint; write e.g. rpc://192.168.0.5:50052")
     return f"{match['host']}:{int(match['port'])}"
-
-
-def _worker(text: str, rest: list[str]) -> DeviceSpec:
-    wrong = f"--device {text!r} is not a worker; write e.g. rpc-worker, rpc-worker:2 or rpc-worker:1:1"
-    if len(rest) > 2:
-        raise UsageError(wrong)
-    threads_text = rest[0] if rest else ""
-    if threads_text and not (re.fullmatch(r"[0-9]{1,4}", threads_text) and 0 < int(threads_text) <= 1024):
-        raise UsageError(wrong)
-    try:
-        cpus = parse_cpus(rest[1]) if len(rest) == 2 else ()
-    except ValueError as error:
-        raise UsageError(f"--device {text!r}: {error}") from None
-    return DeviceSpec("rpc-worker", threads=int(threads_text) if threads_text else None, cpus=cpus)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +28,7 @@ from oallama.device.load_params import (
     load_bridge,
 )
 from oallama.device.native_abort import SOURCE_FOLDER
-from oallama.device.spec import DeviceSpec, parse_device
+from oallama.device.spec import parse_device
 
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
@@ -86,8 +86,7 @@ class NoAllocResult:
 class NoAllocLoader:
     """A process that answers no_alloc loads, one after another; use it in a `with` statement. It is started at once, so
     that it has loaded llama.cpp by the time that it is asked; or, not `at_once`, when it is asked. Without a device,
-    loads of one model that follow one another share it: its vocabulary is most of the work. A worker is started
-    once."""
+    loads of one model that follow one another share it: its vocabulary is most of the work."""
 
     def __init__(self, at_once: bool = True) -> None:
         from ggml_bridge.child import Child
@@ -220,23 +219,21 @@ def check_cache(settings: LoadSettings, log: Sequence[str]) -> None:
 
 
 class _Loader:
-    """Makes the loads that one process is asked for. A model that no device holds anything of is kept for the next; so
-    is a worker, which ends with the process."""
+    """Makes the loads that one process is asked for. A model that no device holds anything of is kept for the next."""
 
     def __init__(self) -> None:
         self._kept: tuple[LoadSettings, int] | None = None  # without what concerns the context, llama_model
-        self._worker: OpenDevice | None = None
 
     def __call__(self, request: dict[str, Any], progress: Any) -> dict[str, Any]:
         from oallama.device.native_log import native_log
-        from oallama.device.opening import device_pointers
+        from oallama.device.opening import device_pointers, open_device
 
         settings = from_json(LoadSettings, request, "the load")
         bridge = load_bridge()
         from llama_cpp import llama_cpp as api  # behind it, which says where there is none
 
         with (
-            self._device(parse_device(settings.device)) as device,
+            open_device(settings.device) as device,
             bridge.split().plan(_plan_text(settings, device)) if settings.split_texts else nullcontext() as split,
             native_log() as log,
         ):
@@ -271,28 +268,6 @@ class _Loader:
             if device.info is not None or split is not None:
                 self._free()
         return result
-
-    @contextmanager
-    def _device(self, spec: DeviceSpec) -> Iterator[OpenDevice]:
-        from oallama.device.opening import open_device, open_now
-
-        if not spec.is_worker:
-            with open_device(spec) as device:
-                yield device
-            return
-        if self._worker is None or self._worker.spec != spec:
-            self._end_worker()
-            self._worker = open_now(spec)
-        try:
-            yield self._worker
-        except BaseException:  # the next may have a new one
-            self._end_worker()
-            raise
-
-    def _end_worker(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.close()
 
     def _model(self, settings: LoadSettings, placement: ModelParams, refusal: Callable[[], OallamaError]) -> int:
         """The llama_model of these settings, without its weights."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from oallama.core.errors import UsageError
 from oallama.core.routing import ExpertCounts
 from oallama.core.types import NGRAM
-from oallama.device.rpc_worker import start_worker
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
 from oallama.run.keeper import Keeper
@@ -78,11 +77,7 @@ def open_engine(
     needs = placer.load_needs(plan)
     keeper = Keeper()
     try:
-        device = "none"
-        if spec.is_worker:
-            device = f"rpc://{keeper.enter(lambda: start_worker(spec)).endpoint}"
-        elif not spec.is_none:
-            device = str(placer.found_device)
+        device = "none" if spec.is_none else str(placer.found_device)
         named, warnings = served_plan(plan, operators, device, counts)
         check_device(plan, named.device, spec)
 

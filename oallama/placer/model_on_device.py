@@ -224,14 +224,14 @@ class ModelOnDevice:
 
     def problem(self, flash_attn: FlashAttention) -> Problem:
         """The planning problem for one attention mode. Raises the same as profile."""
-        budget, alone = host_free_beside(self.model.file_bytes), self.device.is_pair  # llama.cpp has no second CPU
         taken = self.no_alloc_loads.taken
         if self.members:
             first, *others = (member.problem(flash_attn) for member in self.members)
             over_all = partial(taken, attention=self.attention_rule.attention(flash_attn))
             return replace(first, no_alloc_load=over_all, devices=(first, *others))
         profile = self._profile or self.profile()
-        return problem_of(self.header, self.options, profile, flash_attn, taken, budget, self.routing, alone)
+        budget = host_free_beside(self.model.file_bytes)
+        return problem_of(self.header, self.options, profile, flash_attn, taken, budget, self.routing)
 
     @property
     def problems(self) -> Problems:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
 
-from oallama.core.errors import UsageError
 from oallama.core.options import STOCK_BATCH
 from oallama.core.types import FlashAttention, Predicted, Workload
 from oallama.device.layouts import needs_no_repack
@@ -25,10 +24,8 @@ from oallama.run.stock import Cap, StockPlacement, expected_places
 def fit_plan(on: ModelOnDevice, workload: Workload) -> Plan:
     """The plan of llama.cpp's --fit under the placer's memory cap. Without a device everything is on the CPU.
 
-    Raises UsageError for a second CPU, what fit_under raises, and what planning raises.
+    Raises what fit_under raises, and what planning raises.
     """
-    if on.device.is_pair:
-        raise UsageError("policy fit does not run on cpu-pair: llama.cpp has no second CPU; use split or scheinfer")
     if not on.has_device:
         return stock_cpu_plan(on, workload)
     settings = stock_load(on, workload.n_ctx, workload.n_ubatch).of(workload)
@@ -54,8 +51,6 @@ def stock_plan(
     """Stock llama.cpp's placement, attention and choice of host memory as a plan of ours, for the engine to load: the
     very configuration that the stock arm has. priced False: without a profile; such a plan predicts nothing. name: of
     the policy."""
-    if on.device.is_pair:  # stock llama.cpp has no such device
-        return stock_cpu_plan(on, workload)
     n_layer = on.model.n_layer
     places = expected_places(on.operators, n_layer, placement)
     on_device = [name for name, place in places.items() if place == "device"]

@@ -72,18 +72,8 @@ def needs_plugin(plan: Plan, operators: Sequence[Operator], target: Target = "ll
 
 
 def stock_device(plan: Plan) -> str:
-    """ggml's name of the plan's device in a stock program, of several between commas; "none" for a plan without one.
-
-    Raises PlanError for a device that no other program has.
-    """
+    """ggml's name of the plan's device in a stock program, of several between commas; "none" for a plan without one."""
     spec = parse_device(plan.device)
-    if spec.is_worker:
-        raise PlanError(
-            f"the plan runs on {spec}, a worker that ends with oallama; start llama.cpp's rpc-server, "
-            "plan with --device rpc://host:port, and export that plan"
-        )
-    if spec.is_pair:
-        raise PlanError("llama.cpp has no second CPU device; plan for a GPU or rpc://host:port and export that plan")
     n_local = len(spec.each) - len(spec.servers)
     local = [
         f"{DEVICE_NAME}{number}" if one.is_emulated else one.name or "none" for number, one in enumerate(spec.each)

@@ -88,18 +88,13 @@ class _Search:
         if problem.profile.device == CPU_DEVICE and (policy is None or not policy.is_given):
             yield cpu, request
             return
-        if policy is not None and policy.published and problem.slices_only:
-            raise UsageError(
-                f"policy {policy.name} puts whole operators on the device, which llama.cpp cannot do with "
-                f"{problem.profile.device}; use split or scheinfer"
-            )
         asked = replace(
             request, required=policy is not None,
             n_ubatches=[n for n in request.n_ubatches if problem.allows(replace(request.workload, n_ubatch=n))],
         )  # fmt: skip
         for each in policies_of_auto(problem) if policy is None else (policy,):
             yield each, asked
-        if policy is None and not (request.quick or problem.slices_only):
+        if policy is None and not request.quick:
             to_beat_s = min(map(_seconds, self.found))
             for strongest in most_promising(problem, asked, n_ubatches=asked.n_ubatches, most=1, to_beat_s=to_beat_s):
                 self.found.append((stock, replace(strongest, policy=stock.name)))
@@ -151,7 +146,7 @@ def policies_of_auto(problem: Problem) -> tuple[Policy, ...]:
     """Return the policies among which `auto` chooses the fastest: whole operators, whole layers, the CPU, and the one
     with the most choices."""
     most = scheinfer if hot_fault(problem) else experts
-    return (cpu, most) if problem.slices_only else (oato, whole_layers, cpu, most)
+    return oato, whole_layers, cpu, most
 
 
 def policy_named(policy: str | Policy, rules: Rules = Rules()) -> Policy | None:  # noqa: B008 - frozen

@@ -182,7 +182,7 @@ def baselines(problem: Problem, workload: Workload, used: MemoryBreakdown, alone
         runtime = problem.runtime_bytes(workload)
         used = replace(used, limit=usable(capacity_of(problem, workload), problem.vram_fill, runtime))
     others = (Baseline(CPU_ALONE, alone), Baseline(BOUND, physical_bound(problem, workload, used)))
-    if problem.profile.device == CPU_DEVICE or problem.slices_only:
+    if problem.profile.device == CPU_DEVICE:
         return others
     memory = empty_memory(problem, workload)
     empty = memory.budget(problem.graph.n_layer) < 0  # its buffers do not fit

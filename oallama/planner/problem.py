@@ -55,7 +55,6 @@ class Problem:
     vram: int | None  # plan as if the device had so many bytes; None: what is free
     vram_fill: float
     gpu_weights: float | None  # cap on the share of operator bytes on the device
-    slices_only: bool = False  # llama.cpp itself cannot keep anything on this device
     host_budget: int = 0  # bytes of host memory for second copies of weights
     routing: Routing | None = None  # what is known of which experts are used
     step: DecodeStep = DecodeStep()  # of decode, by whose tokens experts are used  # noqa: RUF009 - frozen

@@ -185,7 +185,6 @@ def problem_of(
     taken: Taken,
     host_budget: int,
     routing: Routing | None,
-    slices_only: bool = False,
 ) -> Problem:
     """The problem for one attention mode. taken: what a placement takes with an attention."""
     rule = AttentionRule(header.model, options)
@@ -197,7 +196,6 @@ def problem_of(
         options.vram,
         options.vram_fill,
         options.gpu_weights,
-        slices_only,
         host_budget,
         routing,
         flash_attn=flash_attn,

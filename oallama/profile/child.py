@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from oallama import __version__
 from oallama.core.codec import from_json, to_json
 from oallama.core.profile import Profile
-from oallama.core.types import CPU_DEVICE, CPU_PAIR
+from oallama.core.types import CPU_DEVICE
 from oallama.core.units import MIB
 from oallama.profile.busy import DISTURBED, OTHERS_PERCENT, Others
 from oallama.profile.timing import TimingPolicy
@@ -117,8 +117,7 @@ def device_details(bridge: Bridge, device: OpenDevice) -> Fragment:
         "device_pins": bridge.pins(device.name, PINNED_TRIED) if info else None,
         "device_takes_residents": bridge.device(device.name).takes_residents if info else None,
     }
-    name = device.name if info else CPU_DEVICE
-    return {"device": CPU_PAIR if device.is_pair else name, "fingerprint": fingerprint}
+    return {"device": device.name if info else CPU_DEVICE, "fingerprint": fingerprint}
 
 
 if __name__ == "__main__":

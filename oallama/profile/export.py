@@ -17,6 +17,7 @@ from oallama.profile.store import profile_to_json
 HIDDEN = "…"
 
 _PCI_ADDRESS = re.compile(r"^[0-9a-fA-F:]+\.[0-7]\s+")
+_ENDPOINT = re.compile(r"\S+:\d+")
 
 
 def exported(profile: Profile) -> dict[str, Any]:
@@ -54,8 +55,8 @@ def _gpus(value: Any) -> list[str]:
 
 
 def _description(value: Any) -> str:
-    """A device's own description; an RPC device's says where its server is, so it is hidden."""
-    return HIDDEN if "127.0.0.1" in str(value) or "worker on" in str(value) else str(value)
+    """A device's own description; an RPC device's is its server's host:port, so it is hidden."""
+    return HIDDEN if _ENDPOINT.fullmatch(str(value)) else str(value)
 
 
 def _policy(value: Any) -> dict[str, Any]:

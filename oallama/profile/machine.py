@@ -42,7 +42,7 @@ KEY_PARTS = (
 was one: what was cached for a device without one stays in use, and what was cached for a GPU is not found again."""
 
 GPU_PARTS = ("gpus", "gpu_driver", "gpu_environment")
-_WITHOUT_GPU = re.compile(r"none|cpu-pair|rpc-worker.*|rpc://.*|emulated:.*")
+_WITHOUT_GPU = re.compile(r"none|rpc://.*|emulated:.*")
 """Devices that no graphics driver can change."""
 
 POWER_PARTS = ("governor", "energy_preference", "power_source", "platform_profile")

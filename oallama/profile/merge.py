@@ -18,7 +18,7 @@ from oallama.core.profile import (
     SkippedCase,
     Worker,
 )
-from oallama.core.types import CPU_DEVICE, CPU_PAIR
+from oallama.core.types import CPU_DEVICE
 from oallama.profile.busy import doubt
 from oallama.profile.store import VERSION, profile_from_json, profile_to_json
 from oallama.profile.timing import Finding, assess
@@ -100,19 +100,16 @@ def missing_non_matmul(profile: Profile, want: Wanted, device: str) -> list[tupl
 
 
 def missing_link(profile: Profile) -> list[str]:
-    """Parts of the link to the device that are still to be measured: names of `link`, PARTS and `launch_s`. The two
-    halves of a pair of CPU backends share their memory: no boundary between them, and nothing of PARTS."""
+    """Parts of the link to the device that are still to be measured: names of `link`, PARTS and `launch_s`."""
     missing = [name for name in LINKS if name not in profile.link]
     if not profile.launch_s > 0:
         missing.append("launch_s")
-    if profile.device != CPU_PAIR:
-        missing += [name for name in PARTS if getattr(profile, name) is None]
-    return missing
+    return missing + [name for name in PARTS if getattr(profile, name) is None]
 
 
 def missing_contention(profile: Profile, want: Wanted) -> list[tuple[Worker, Worker, int]]:
     """(first, second, n_tokens) of PAIRS that are still to be measured together."""
-    if not has_device(profile) or profile.device == CPU_PAIR:
+    if not has_device(profile):
         return []
     known = {contention.key for contention in profile.sharing}
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from oallama.core.errors import DeviceError, DoesNotFit, PlanError
+from oallama.core.errors import DoesNotFit, PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator, devices_with_n_g
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings
@@ -25,22 +25,11 @@ def release(held: ExitStack) -> None:
 def device_of(plan: Plan, device: str | None) -> DeviceSpec:
     """The device to open: the plan's where `device` (--device text) is None, and none for a plan that needs none.
 
-    Raises DeviceError, UsageError.
+    Raises UsageError.
     """
     if plan.device == NO_DEVICE:
         return DeviceSpec("none")
-    spec = parse_device(device_for_plan(device, plan.device))
-    if spec.is_pair and not only_splits(plan):
-        raise DeviceError(
-            "cpu-pair only runs plans that split operators: llama.cpp has no second CPU for whole operators, norms or "
-            "KV; use another device"
-        )
-    return spec
-
-
-def only_splits(plan: Plan) -> bool:
-    """True for a plan that gives llama.cpp nothing to keep on the device."""
-    return not plan.n_gpu_layers and not any(placement.gg == 1 for placement in plan.operators)
+    return parse_device(device_for_plan(device, plan.device))
 
 
 def computes_on_device(plan: Plan) -> bool:

@@ -34,14 +34,13 @@ class Placements:
     """The placements to serve: the wanted one, and one for when its device is lost, on the CPU, or on the local devices
     where the wanted one has an RPC server beside them; None if it has no device.
 
-    launch: how to start each, with a folder for its files. device_lost, device_gone: as in Supervisor. keep: gets at
+    launch: how to start each, with a folder for its files. device_gone: as in Supervisor. keep: gets at
     the end what the plug-in of each start of `wanted` told, and of each start of `on_cpu`.
     """
 
     wanted: Served
     on_cpu: Served | None
     launch: Callable[[Served, Path], Launch]
-    device_lost: Callable[[], str | None] = lambda: None
     keep: Callable[[Reports, Reports], None] = lambda wanted, on_cpu: None
     device_gone: Callable[[], str | None] = lambda: None
 
@@ -68,7 +67,6 @@ def serve(
             placements.launch(wanted, of_wanted),
             None if on_cpu is None else placements.launch(on_cpu, of_cpu),
             partial(address.is_healthy, timeout_s=ANSWER_S),
-            placements.device_lost,
             log=log,
             server_log=server_log,
             instead="the CPU" if on_cpu is None or on_cpu.plan.device == "none" else on_cpu.plan.device,

@@ -61,15 +61,14 @@ class Supervisor:
     """launch: how to start the program; on_cpu: how without the device once that is lost, None if there is none;
     instead: what runs it then, the CPU, or devices that are left.
 
-    healthy: whether the process of this number answers at its port. device_lost: why the device is known to be gone,
-    None while it is not. device_gone: the same, asked once the program has ended, as it may take a while. on_ready:
-    called once it answers, after each start. server_log: gets the program's lines. log: sentences for people.
+    healthy: whether the process of this number answers at its port. device_gone: why the device is known to be gone,
+    else None; asked once the program has ended, as it may take a while. on_ready: called once it answers, after each
+    start. server_log: gets the program's lines. log: sentences for people.
     """
 
     launch: Launch
     on_cpu: Launch | None
     healthy: Callable[[int], bool]
-    device_lost: Callable[[], str | None] = lambda: None
     on_ready: Callable[[], None] = lambda: None
     log: Callable[[str], None] = lambda sentence: None
     server_log: Callable[[bytes], None] = lambda line: None
@@ -113,7 +112,7 @@ class Supervisor:
             self._set_phase("waiting")
             self._end()
             can_go_on = self.on_cpu is not None and self.launch is not self.on_cpu and self.launch.uses_device
-            lost = (self.device_lost() or self.device_gone()) if can_go_on else None
+            lost = self.device_gone() if can_go_on else None
             if not (was_ready or lost):
                 raise DeviceError(f"llama-server does not start: {why}")
             n_failures += 1
@@ -152,12 +151,10 @@ class Supervisor:
         return None
 
     def _watch(self) -> str:
-        """Wait until the program needs a restart, and return why: it ended, lost its device, or hangs."""
+        """Wait until the program needs a restart, and return why: it ended, or hangs."""
         assert self._process is not None
         pid, answered, used_s = self._process.pid, time.monotonic(), self._process.cpu_s
         while not wait_until(self._has_ended, self.patience.look_s):
-            if self.launch.uses_device and (lost := self.device_lost()):
-                return lost
             silent_s = time.monotonic() - answered
             computed_s = self._process.cpu_s - used_s
             if self.healthy(pid) or computed_s > IDLE_SHARE * silent_s:  # all its connections may be busy

@@ -43,7 +43,6 @@ ARCHITECTURES = (
     "llama", "llama-tied", "llama-moe", "qwen2", "qwen3", "qwen3moe", "gemma2", "phi3", "minicpm3", "gpt2",
 )  # fmt: skip
 
-REAL = "emulated:vram=2GiB,scale=1,values=real"
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, 300, 150)]  # the last micro-batch is cut
 
 EXACT_NMSE = 1e-6

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from devices import REAL
 from e2e.forced import Share, everything, ffn, forced, nothing, written
-from e2e.logits import REAL, TOKENS, assert_stock, placed_logits
+from e2e.logits import TOKENS, assert_stock, placed_logits
 from gguf_factory import write_gguf
 from gguf_factory.adapter import write_adapter
 from processes import here

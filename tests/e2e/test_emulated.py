@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from devices import REAL
 from e2e.described_card import slow_cpu_fast_card
 from e2e.forced import written
-from e2e.logits import ARCHITECTURES, REAL, TOKENS, assert_stock, placed_logits
+from e2e.logits import ARCHITECTURES, TOKENS, assert_stock, placed_logits
 from e2e.plugin_runs import loaded, logits_of
 from processes import here, until
 

@@ -23,6 +23,7 @@ from e2e.logits import QUANTISED_NMSE, TOKENS, assert_stock, nmse, placed_logits
 from e2e.script import started
 from gguf_factory import write_gguf
 from processes import ROOT, children_with, must_end, until
+from rpc_server import RpcServer
 from seeds import ALL, FRESH, crossed
 
 import ggml_bridge
@@ -440,11 +441,6 @@ def test_a_device_plan_without_a_device_is_refused(f16: Path) -> None:
 #
 
 
-def workers() -> set[int]:
-    """Those of no_alloc loads, which stay, among them."""
-    return {child.pid for child in children_with("ggml_bridge.rpc_server")}
-
-
 @pytest.mark.usefixtures("stub_server")
 @pytest.mark.parametrize("how", ["dropped", "with a stream in a cycle"])
 def test_an_engine_that_is_dropped_ends_what_it_has_started(
@@ -452,10 +448,8 @@ def test_an_engine_that_is_dropped_ends_what_it_has_started(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     case = forced(endless, "rpc-worker", whole=attention, n_ctx=ENDLESS_CTX)
-    before = workers()
     engine = case.engine()
-    pids = (*(workers() - before), engine.pid)
-    assert len(pids) == 2
+    pid = engine.pid
     if how != "dropped":
         stream = engine.stream("once", **ENDLESS)
         next(stream)
@@ -464,7 +458,7 @@ def test_an_engine_that_is_dropped_ends_what_it_has_started(
     assert len(list(tmp_path.glob(f"{FOLDER}*"))) == 1
     del engine
     gc.collect()
-    must_end(*pids)
+    must_end(pid)
     until(lambda: not list(tmp_path.glob(f"{FOLDER}*")))
 
 
@@ -473,24 +467,20 @@ def test_an_engine_outlives_the_thread_that_made_it(f16: Path) -> None:
     """Linux ends children with the thread that started them."""
     made: list[Engine] = []
     case = forced(f16, "rpc-worker", whole=attention)
-    before = workers()
     thread = threading.Thread(target=lambda: made.append(case.engine()))
     thread.start()
     thread.join()
     with made.pop() as engine:
         assert engine.generate("once", max_tokens=2, temperature=0).n_gen == 2
-        (worker,) = workers() - before
-    must_end(worker)
 
 
 @contextlib.contextmanager
 def beside_a_worker(endless: Path) -> Iterator[tuple[Engine, int]]:
     """An engine whose attention is on a worker, and the worker's process."""
-    case = forced(endless, "rpc-worker", whole=attention, n_ctx=ENDLESS_CTX)
-    before = workers()
-    with case.engine() as engine:
-        (worker,) = workers() - before
-        yield engine, worker
+    with RpcServer() as worker:
+        case = forced(endless, f"rpc://{worker.endpoint}", whole=attention, n_ctx=ENDLESS_CTX)
+        with case.engine() as engine:
+            yield engine, worker.pid
 
 
 @pytest.fixture(scope="module")
@@ -558,11 +548,13 @@ def test_what_is_killed_below_is_an_error_of_the_call(
 
 
 OPEN = """
-engine = forced(model, device, whole=attention if device != "none" else None, n_ctx=32768).engine()
+from rpc_server import RpcServer
+server = RpcServer()
+engine = forced(model, f"rpc://{server.endpoint}", whole=attention, n_ctx=32768).engine()
 stream = engine.stream("once", -1, grammar='root ::= "a" root')
 next(stream)
 if words[0] == "lost":
-    psutil.Process().children()[0].kill()
+    server.close()
 print(*(child.pid for child in psutil.Process().children()), flush=True)
 if words[0] == "killed":
     time.sleep(600)
@@ -576,7 +568,7 @@ def test_a_process_may_end_with_an_engine_open(
 ) -> None:
     """Nothing of it outlives the process; one that is killed leaves its folder to the next."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with started(OPEN, endless, "rpc-worker", how) as process:
+    with started(OPEN, endless, "", how) as process:
         assert process.stdout is not None
         pids = [int(pid) for pid in process.stdout.readline().split()]
         assert len(pids) == 2

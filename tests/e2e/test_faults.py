@@ -30,9 +30,9 @@ from e2e.stock import free_port
 from e2e.stub import stub_program
 from gguf_factory import write_gguf, write_llama_shape
 from processes import COMMAND, PATIENCE_S, ROOT, Found, until
+from rpc_server import RpcServer
 from seeds import ALL, FRESH
 
-from ggml_bridge.rpc import RpcServer
 from oallama.core.errors import DeviceError
 from oallama.device.load_params import load_bridge
 from oallama.device.native_abort import RPC_SILENCE_S, sentence_of
@@ -349,7 +349,7 @@ import os, signal, sys, threading
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from e2e.forced import ffn, forced
-from ggml_bridge.rpc import RpcServer
+from rpc_server import RpcServer
 from oallama.device.rpc_link import limit_silence
 server = RpcServer()
 print(server.pid, flush=True)

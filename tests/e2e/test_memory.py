@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from e2e.forced import N_UBATCH, Where, forced
 from gguf_factory import hostile, write_gguf
-from processes import children_with, must_end
 from seeds import crossed
 
 import ggml_bridge
@@ -185,23 +184,6 @@ def sizes(result: NoAllocResult) -> dict[str, Any]:
     """Without the names of workers, each of which has its own."""
     splits = (result.n_splits_prefill, result.n_splits_decode)
     return {"device": [*map(result.on_device, PARTS)], "host": [*map(result.on_host, PARTS)], "splits": splits}
-
-
-def test_a_worker_serves_the_loads_of_one_process_and_ends_with_it(tmp_path: Path) -> None:
-    path = str(write_gguf(tmp_path / "model.gguf", "llama"))
-    request = LoadSettings(path, device="rpc-worker:1", n_ctx=256, n_threads=1, n_gpu_layers=9)
-    with NoAllocLoader() as no_alloc_loader:
-        first = no_alloc_loader.answer(request)
-        (worker,) = children_with("ggml_bridge.rpc_server")
-        assert sizes(no_alloc_loader.answer(replace(request, n_ctx=512))) != sizes(first)
-        assert children_with("ggml_bridge.rpc_server") == [worker]
-        worker.kill()
-        must_end(worker.pid)
-        with pytest.raises(DeviceError, match="the device was lost"):
-            no_alloc_loader.answer(request)
-        assert sizes(no_alloc_loader.answer(request)) == sizes(first)
-        (after,) = children_with("ggml_bridge.rpc_server")
-    must_end(after.pid)
 
 
 def test_threads_may_make_loads_of_one_model_at_once(tmp_path: Path) -> None:

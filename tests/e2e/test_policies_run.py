@@ -13,9 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
+from devices import REAL
 from e2e.described_card import profile_file, slow_cpu_fast_card
 from e2e.forced import written
-from e2e.logits import REAL, TOKENS, assert_stock, placed_logits
+from e2e.logits import TOKENS, assert_stock, placed_logits
 from e2e.plugin_runs import counted
 from gguf_factory import write_llama_shape
 from make_model import write_shape

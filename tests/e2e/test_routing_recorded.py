@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from devices import REAL
 from e2e.described_card import slow_cpu_fast_card
 from e2e.forced import N_UBATCH, ffn, forced, nothing, written
-from e2e.logits import REAL
 from processes import here
 from traced import traced
 

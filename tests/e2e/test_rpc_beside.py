@@ -12,9 +12,9 @@ from e2e.forced import written
 from e2e.slow_proxy import slow_proxy
 from gguf_factory import write_llama_shape
 from processes import ROOT
+from rpc_server import RpcServer
 
 from ggml_bridge.child import run_in_child
-from ggml_bridge.rpc import RpcServer
 from oallama.cli.placement import PlacementOptions
 from oallama.cli.policy import PolicyOptions
 from oallama.cli.projector import ProjectorOptions

@@ -34,9 +34,8 @@ def _nothing_is_left() -> Iterator[None]:
     assert load_bridge().split().memory() == before
 
 
-@pytest.mark.parametrize("device", ["cpu-pair", "rpc-worker"])
-def test_its_memory_is_what_the_plan_says(device: str, q4_0: Path) -> None:
-    case = forced(q4_0, device, ffn(0.5))
+def test_its_memory_is_what_the_plan_says(q4_0: Path) -> None:
+    case = forced(q4_0, "rpc-worker", ffn(0.5))
     operators, memory = case.placer.operators, case.plan.memory
     slices = sum(round(p.gg * o.bytes) for p, o in zip(case.plan.operators, operators, strict=True))
     weights, context, compute = case.placer.no_alloc_loads.on_host(case.plan.workload, case.placer.attention)
@@ -137,7 +136,7 @@ def test_statistics_are_those_of_the_last_answer(f16: Path) -> None:
 def test_run_reports_what_the_split_backend_did(q4_0: Path, tmp_path: Path) -> None:
     case, plan = forced(q4_0, "rpc-worker", ffn(0.5)), tmp_path / "plan.json"
     case.plan.save(plan)
-    done = here("run", "once upon", "--plan", plan, "-n", 6, "--temp", 0, "-t", 1, "--json")
+    done = here("run", "once upon", "--plan", plan, "--device", "rpc-worker", "-n", 6, "--temp", 0, "-t", 1, "--json")
     made = json.loads(done.stdout)
     assert done.stderr == "" and made["device"].startswith("RPC")
     split = made["split"]

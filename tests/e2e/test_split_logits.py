@@ -8,14 +8,16 @@ makes of it.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from devices import REAL
 from e2e.forced import Share, block_of, everything, ffn, forced, movable, written
-from e2e.logits import ARCHITECTURES, EXACT_NMSE, REAL, TOKENS, assert_alike, assert_stock, nmse
+from e2e.logits import ARCHITECTURES, EXACT_NMSE, TOKENS, assert_alike, assert_stock, nmse
 from e2e.plugin_runs import context_of, counted, loaded, logits_of, logits_of_sequences, with_plugin
 from gguf_factory import ARCHITECTURES as KNOWN
 from gguf_factory import write_llama_shape
@@ -30,7 +32,7 @@ from oallama.device.opening import device_pointers, open_device
 
 api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
 
-DEVICES = ("cpu-pair", "rpc-worker", REAL)
+DEVICES = ("CPU", "rpc-worker", REAL)
 FLOAT = ("F32", "F16")
 ROUNDED = ("BF16", *HALF_SCALES, "IQ1_M", "MXFP4")  # BF16 rounds activations as coarsely: 1.3e-6 was seen
 MODELS = [
@@ -41,9 +43,9 @@ MODELS = [
 
 @pytest.fixture(scope="module", params=DEVICES)
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """ggml's name of an open device."""
-    with open_device(request.param) as opened:
-        yield opened.name
+    """ggml's name of an open device, or of the CPU, whose second back end is one then."""
+    with contextlib.nullcontext() if request.param == "CPU" else open_device(request.param) as opened:
+        yield opened.name if opened else "CPU"
 
 
 @pytest.mark.parametrize(("arch", "weight_type"), crossed(ARCHITECTURES, ["F16", "Q4_0", "Q4_K"]))

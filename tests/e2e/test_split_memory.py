@@ -8,8 +8,9 @@ from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
+from devices import REAL
 from e2e.forced import N_UBATCH, Share, everything, ffn, forced, movable, nothing, written
-from e2e.logits import REAL, assert_stock, placed_logits
+from e2e.logits import assert_stock, placed_logits
 from gguf_factory import write_llama_shape
 from make_model import write_shape
 from seeds import crossed

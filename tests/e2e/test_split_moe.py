@@ -4,13 +4,15 @@ that are held and come back against the plan's."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from devices import REAL
 from e2e.forced import Forced, Where, attention, ffn, forced, nothing, written
-from e2e.logits import REAL, assert_alike, assert_stock, placed_logits
+from e2e.logits import assert_alike, assert_stock, placed_logits
 from e2e.plugin_runs import counted, loaded, logits_of, logits_of_sequences, with_plugin
 
 from oallama.core.errors import PlanError
@@ -31,10 +33,10 @@ TRAINED = Path(__file__).parents[2] / "models" / "oallama-stories-moe-q4_0.gguf"
 PROMPT = [int(token) for token in np.random.default_rng(7).integers(0, 300, 64)]  # one micro-batch
 
 
-@pytest.fixture(scope="module", params=("cpu-pair", REAL))
+@pytest.fixture(scope="module", params=("CPU", REAL))
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    with open_device(request.param) as opened:
-        yield opened.name
+    with contextlib.nullcontext() if request.param == "CPU" else open_device(request.param) as opened:
+        yield opened.name if opened else "CPU"
 
 
 @pytest.mark.parametrize(("arch", "n_used"), USED)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from devices import REAL
 from e2e.forced import Forced, ffn, forced, written
-from e2e.logits import REAL, TOKENS, assert_stock, placed_logits
+from e2e.logits import TOKENS, assert_stock, placed_logits
 from e2e.plugin_runs import counted
 from seeds import crossed
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from devices import REAL
 from e2e.forced import Forced, ffn, forced, written
-from e2e.logits import REAL, TOKENS, assert_stock, placed_logits
+from e2e.logits import TOKENS, assert_stock, placed_logits
 from e2e.plugin_runs import counted
 from seeds import crossed
 
@@ -16,7 +17,7 @@ from oallama.core.types import SPLIT_LAYOUT, StreamSettings
 from oallama.cost.blocks import takes_n_g
 from oallama.device.load_params import load_bridge
 
-DEVICES = ("cpu-pair", "rpc-worker", REAL)
+DEVICES = ("rpc-worker", REAL)
 
 
 def logits_of(case: Forced) -> np.ndarray:

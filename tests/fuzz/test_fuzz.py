@@ -89,7 +89,6 @@ def test_what_cannot_be_is_refused(name: str, text: str) -> None:
         "emulated:rtx3090,link=12.3456789,gbps=100000000.1,tflops=0.1,latency=1.2345678",
         "emulated:rtx3090,scale=1.23456789/2.00000001",
         "emulated:rtx4090,vram=6GiB,scale=3",
-        "rpc-worker:1:0-1,3",
     ],
 )
 def test_a_device_says_itself_to_the_last_digit(text: str) -> None:

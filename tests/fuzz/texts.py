@@ -25,8 +25,8 @@ from oallama.device.spec import parse_device
 from oallama.report.text import printable
 
 DEVICES = (
-    "auto", "none", "CPU", "cpu-pair", "CUDA0", "Vulkan1", "rpc://127.0.0.1:50052", "rpc://host.example:1/",
-    "rpc-worker", "rpc-worker:2", "rpc-worker:1:0-1,3", "emulated", "emulated:rtx3060", "emulated:rtx4090,vram=6GiB",
+    "auto", "none", "CPU", "CUDA0", "Vulkan1", "rpc://127.0.0.1:50052", "rpc://host.example:1/",
+    "emulated", "emulated:rtx3060", "emulated:rtx4090,vram=6GiB",
     "emulated,link=12.5GB/s,gbps=360,tflops=12.7,latency=1.5us", "emulated:h100,scale=8/2.5,cpus=1,values=drawn,seed=7",
     "emulated:./no-such.txt,vram=1GiB", "emulated:rtx3090,routing=no-such-file,lost_after=10,values=real",
 )  # fmt: skip

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from native_helpers import RunHere
+from rpc_server import RpcServer
 
 import ggml_bridge
 from ggml_bridge.child import run_in_child
-from ggml_bridge.rpc import RpcServer
 
 HERE = Path(__file__).parent
 

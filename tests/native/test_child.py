@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from native_helpers import RunHere
 from processes import alive, must_end
+from rpc_server import RpcServer
 
 import ggml_bridge.child as child_module
 from ggml_bridge.child import Child, ChildError
 from ggml_bridge.errors import BridgeError, ChildDied, ChildTimeout, OutOfMemory
-from ggml_bridge.rpc import RpcServer
 
 CASES = "child_cases"
 

@@ -87,13 +87,6 @@ def test_a_worker_is_measured_with_its_link() -> None:
     assert not [child for child in psutil.Process().children(recursive=True) if child.is_running()]
 
 
-@pytest.mark.thorough
-def test_a_pair_of_cpu_backends_can_be_profiled() -> None:
-    profile = run("cpu-pair")
-    assert {(case.device, case.layout) for case in profile.cases} >= {("CPU", "CPU"), ("cpu-pair", "device")}
-    assert profile.launch_s > 0 and profile.boundary is None
-
-
 def test_an_unknown_device_is_named(cache: Path) -> None:
     with pytest.raises(DeviceError, match="CUDA77"):
         run("CUDA77")

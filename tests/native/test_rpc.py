@@ -8,17 +8,20 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
 from native_helpers import RunHere
 from processes import alive, must_end
+from rpc_server import RpcServer
 
 import ggml_bridge
 from ggml_bridge.errors import BridgeError, ChildDied
-from ggml_bridge.rpc import RpcServer, parse_endpoint, probe
+from ggml_bridge.rpc import parse_endpoint, probe
 
 CASES = "native_cases"
+TESTS = Path(__file__).parents[1]
 
 
 def test_the_device(run_here: RunHere, server: RpcServer) -> None:
@@ -54,10 +57,8 @@ def test_the_worker_is_pinned_and_ends() -> None:
 
 
 def test_the_worker_dies_with_a_killed_parent() -> None:
-    code = (
-        "import time; from ggml_bridge.rpc import RpcServer; s = RpcServer(); print(s.pid, flush=True); time.sleep(600)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+    code = "import time; from rpc_server import RpcServer; s = RpcServer(); print(s.pid, flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=TESTS) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert alive(pid)
@@ -72,16 +73,16 @@ def test_a_worker_that_cannot_start_says_why() -> None:
 
 def test_a_port_that_another_process_takes_meanwhile_is_left_to_it() -> None:
     code = (
-        "import os, socket; from ggml_bridge import rpc_server\n"
-        "free = rpc_server._free_port('127.0.0.1')\n"
+        "import os, socket, rpc_server\n"
+        "free = rpc_server.free_port('127.0.0.1')\n"
         "with socket.create_server(('127.0.0.1', 0)) as other:\n"
         "    ports = iter([other.getsockname()[1], free])\n"
-        "    rpc_server._free_port = lambda host: next(ports)\n"
-        "    answer = rpc_server._serve({'host': '127.0.0.1', 'threads': 1, 'cpus': None}, None)\n"
+        "    rpc_server.free_port = lambda host: next(ports)\n"
+        "    answer = rpc_server.answer({'host': '127.0.0.1', 'threads': 1, 'cpus': None}, None)\n"
         "assert answer == {'endpoint': f'127.0.0.1:{free}'}, answer\n"
         "os._exit(0)\n"  # the server's thread never ends
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=TESTS)
 
 
 @pytest.mark.parametrize("endpoint", ["", "localhost", "localhost:", ":50052", "::1:50052", "host:0", "host:99999"])

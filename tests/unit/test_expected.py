@@ -147,7 +147,7 @@ def test_memory_that_a_driver_keeps_elsewhere_is_said():
         (8 * GIB, card()),
         (8 * GIB + GIB // 100, card()),  # what the device says is not exact
         (10 * GIB, card("IGPU")),  # its memory is the host's
-        (10 * GIB, card(spec="rpc-worker")),
+        (10 * GIB, card(spec="rpc://h:1")),
         (10 * GIB, card(spec="emulated:rtx3060")),
         (10 * GIB, card(free=0)),  # it does not tell
         (10 * GIB, OpenDevice("none", None, parse_device("none"))),

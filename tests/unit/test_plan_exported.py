@@ -428,8 +428,6 @@ def test_llama_bench_gets_the_workload_and_no_option_that_it_has_not() -> None:
     [
         (lambda: words_of(laid(), plugin=None), "plug-in"),
         (lambda: words_of(laid(device="none")), "device"),
-        (lambda: stock_device(laid(device="rpc-worker:1")), "rpc-server"),
-        (lambda: stock_device(laid(device="cpu-pair")), "second CPU"),
     ],
 )
 def test_what_no_stock_program_can_do_is_refused(refused: Any, says: str) -> None:

@@ -420,15 +420,6 @@ def test_a_device_without_pinned_memory_has_the_lines_of_pageable() -> None:
     assert not profile.is_pinned
 
 
-def test_a_second_cpu_back_end_shares_its_memory_with_the_first() -> None:
-    pair = KnownDevice(parse_device("cpu-pair"))
-    profile = Machine().profile(device=pair)
-    assert profile.device == "cpu-pair" and profile.launch_s > 0 and profile.link
-    assert (profile.boundary, profile.copy_wait, profile.launch_issue_s, profile.sharing) == (None, None, None, ())
-    again = Machine()
-    assert again.profile(device=pair) == profile and not again.asked
-
-
 @pytest.mark.parametrize(
     ("again", "said"), [(1.1, ""), (1.3, "30% slower"), (0.5, "50% faster"), (237.51, " 238× slower")]
 )

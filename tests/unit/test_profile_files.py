@@ -24,7 +24,7 @@ FINGERPRINT: dict[str, Any] = {
     "cpu": "Intel(R) Xeon(R) Platinum 8480C", "cpu_features": ["avx2", "amx_tile"], "n_threads": 8,
     "memory_bytes": 2**37, "system": f"Linux 6.18.44-{SECRET}", "device_spec": f"rpc://{SECRET}.lan:50052",
     "gpus": ["0000:01:00.0 NVIDIA H100", "0x10de:0x2330"], "gpu_driver": "nvidia 580.159.04",
-    "gpu_environment": {"CUDA_VISIBLE_DEVICES": f"GPU-{SECRET}"}, "device_description": f"worker on 127.0.0.1:{SECRET}",
+    "gpu_environment": {"CUDA_VISIBLE_DEVICES": f"GPU-{SECRET}"}, "device_description": f"{SECRET}.lan:50052",
     "measured_at": "2026-11-21T06:06:26Z", "home": f"/home/{SECRET}", "serial": SECRET,
     "policy": {"target": 0.02, "note": SECRET},
 }  # fmt: skip
@@ -96,7 +96,7 @@ def test_nothing_personal_leaves() -> None:
 
 @pytest.mark.parametrize(
     ("description", "leaves"),
-    [("NVIDIA H100", "NVIDIA H100"), ("worker on box", HIDDEN), ("a card at 127.0.0.1", HIDDEN)],
+    [("NVIDIA H100", "NVIDIA H100"), ("box.lan:50052", HIDDEN), ("127.0.0.1:9", HIDDEN)],
 )
 def test_a_device_s_description_says_what_it_is_and_not_where(description: str, leaves: str) -> None:
     one = replace(PROFILE, fingerprint=FINGERPRINT | {"device_description": description})

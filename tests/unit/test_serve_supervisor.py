@@ -23,20 +23,19 @@ QUICK = Patience(first_s=0.05, longest_s=0.2, start_s=120.0, look_s=0.05, answer
 
 class Kept:
     """The stand-in at a port of its own, which takes orders, and its supervisor in a thread. said: to the user. logged:
-    by the program. looks: whether it was healthy. lost, gone: why the device is known to be lost, at any time and once
+    by the program. looks: whether it was healthy. gone: why the device is known to be lost, once
     the program has ended. error: what ended it."""
 
     def __init__(self, folder, address, device="none", orders="", instead="none", gone=None, **patience):
         self.address = address
         self.orders = folder / "orders"
         self.order(orders)
-        self.said, self.logged, self.looks, self.lost, self.error = [], [], [], [], None
+        self.said, self.logged, self.looks, self.error = [], [], [], None
         self.gone = gone
         self.supervisor = Supervisor(
             self.launch(device),
             None if device == "none" else self.launch(instead),
             self.healthy,
-            lambda: self.lost[0] if self.lost else None,
             log=self.said.append,
             server_log=self.logged.append,
             patience=replace(QUICK, **patience),
@@ -186,16 +185,6 @@ def test_a_device_that_is_gone_at_the_next_start_leaves_the_cpu(keep):
     assert b"--device none" in kept.logged[-1]
 
 
-def test_a_device_that_is_known_to_be_lost_ends_the_program_at_once(keep):
-    kept = keep(device="RPC0")
-    first = kept.state.pid
-    kept.lost.append("its worker is gone")
-    kept.until(lambda: kept.state.device_lost)
-    kept.until_ready()
-    assert not alive(first)
-    assert "its worker is gone" in kept.state.said and kept.state.restarts == 1
-
-
 def test_an_rpc_server_that_is_gone_leaves_the_local_device_which_is_given_up_if_it_fails_too(keep):
     kept = keep(device="Emulated0,RPC0", instead="Emulated0")
     kept.order("fail-rpc")
@@ -214,7 +203,6 @@ def test_an_rpc_server_that_is_gone_leaves_the_local_device_which_is_given_up_if
 def test_a_server_that_no_longer_answers_when_the_program_has_ended_is_told_in_one_sentence(keep):
     kept = keep(device="Emulated0,RPC0", instead="Emulated0")
     kept.gone = "cannot reach it"
-    assert kept.supervisor.device_lost() is None
     kept.order("fail-rpc")
     os.kill(kept.state.pid, signal.SIGABRT)
     kept.until_ready(restarts=1)

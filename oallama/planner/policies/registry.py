@@ -228,13 +228,11 @@ def budgets_of(
     streaming = StreamSettings(prefetch=request.rules.prefetch)
     slicer = cache(lambda workload, **may: Slicer(problem, workload, pricing_of(problem, streaming), **may))
     budgets: list[MemoryBudget] = []
-    notes: tuple[str, ...] = ()
-    if not (slices_alone and problem.slices_only):
-        memory, workload, notes = device_memory(problem, request.workload, request.required and not slices_alone)
-        if memory is not None:
-            budgets.append(
-                MemoryBudget(request, workload, costs_of(problem, workload, request.phase), memory, slicer, notes=notes)
-            )
+    memory, workload, notes = device_memory(problem, request.workload, request.required and not slices_alone)
+    if memory is not None:
+        budgets.append(
+            MemoryBudget(request, workload, costs_of(problem, workload, request.phase), memory, slicer, notes=notes)
+        )
     if slices_alone:
         memory = DeviceMemory(
             capacity_of(problem, request.workload), problem.vram_fill, 0, 0, 0, problem.graph.n_layer,
