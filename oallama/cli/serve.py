@@ -121,6 +121,8 @@ def command(
     """
     asked.check_depth(n_depth)
     asked = asked.expecting(server.n_parallel)
+    if server.port and server.port == server.placement_port:
+        raise UsageError(f"--port and --placement-port are both {server.port}; give two ports")
     from oallama.cli.served import PlacementRequest, served_model
     from oallama.report.placement import request_tokens
     from oallama.run.address import reserved_address

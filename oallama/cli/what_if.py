@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os.path
 import sys
-import tempfile
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -43,6 +41,8 @@ if TYPE_CHECKING:
     from oallama.device.card import Card, Host
     from oallama.model.memory import NoAllocLoader
     from oallama.placer import Placer
+
+SHAPE = "oallama.what_if.shape"  # in a context's meta: the name of a model without a file, as the user wrote it
 
 
 def parse_cards(text: str) -> tuple[tuple[Card, ...], ...]:
@@ -80,11 +80,13 @@ def file_or_shape(word: str) -> str:
     if (found := popular(word)) is None:
         meant = suggestion(word.lower(), POPULAR)
         raise UsageError(f"{unknown_model(word)}{f' ({meant})' if meant else ''}; known by name: {', '.join(POPULAR)}")
-    from oallama.core.temporary import temporary_folder
+    from oallama.core.temporary import parent_for_server, temporary_folder
     from oallama.model.shape_file import write_empty
 
     name, kind = found
-    folder = click.get_current_context().with_resource(temporary_folder("oallama-shape-", Path(tempfile.gettempdir())))
+    context = click.get_current_context()
+    context.meta[SHAPE] = word
+    folder = context.with_resource(temporary_folder("oallama-shape-", parent_for_server()))
     try:
         return str(write_empty(folder / "shape.gguf", POPULAR[name], kind, f"{name}, all {kind}"))
     except ValueError as error:
@@ -170,7 +172,8 @@ def command(
                 sys.stdout.flush()  # the next card takes a while
     tell_doubt(placer)
     if as_json:
-        emit_json(what_if_document(placer.model, workload, alone, predicted, host))
+        model_told = replace(placer.model, path=click.get_current_context().meta.get(SHAPE, placer.model.path))
+        emit_json(what_if_document(model_told, workload, alone, predicted, host))
     else:
         emit(what_if_foot(placer.model, workload, alone, predicted, policy or "auto", host))
     if chart is not None:

@@ -97,6 +97,7 @@ def serving(tmp_path: Path, server: str, *options: object, model: Path = MODEL, 
     ("options", "said"),
     [
         (("--host", "0.0.0.0"), "--api-key"), (("--host", "0.0.0.0", "--api-key", ""), "empty"),
+        (("--port", 9, "--placement-port", 9), "--port and --placement-port are both 9; give two ports"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_is_one_sentence(stub: str, options: tuple[object, ...], said: str) -> None:

@@ -172,22 +172,25 @@ def test_a_comparison_that_fails_says_why(matrix):
     assert found.error.startswith("none.gguf: no such file") and not found.rows
 
 
-def test_ctrl_c_ends_the_comparison_too(matrix):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_the_comparison_too(matrix, sent):
     """The comparison is replaced by a sleeping process that ends when it is interrupted."""
     program = (
         "import subprocess, sys; from oallama.cli import main\n"
         "from oallama_contrib.matrix import command as bench_matrix\n"
         "real = subprocess.Popen\n"
         "sleeps = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
-        "bench_matrix.subprocess.Popen = lambda words, **options: real(sleeps, **options)\n"
+        "def popen(words, **options):\n"
+        "    return real([*words[:words.index('oallama.run.launch') + 1], *sleeps], **options)\n"
+        "bench_matrix.subprocess.Popen = popen\n"
         "main.main(['bench', '--matrix', 'm.toml'])"
     )
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
         parent = psutil.Process(process.pid)
         (child,) = until(parent.children)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         _, told = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130 and "Traceback" not in told
+    assert process.returncode == (130 if sent == signal.SIGINT else -sent) and "Traceback" not in told
     must_end(child.pid)
 
 

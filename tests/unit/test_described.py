@@ -414,8 +414,8 @@ def test_what_if_beside_the_cpu_that_was_measured(capsys, monkeypatch, tmp_path)
         made = replace(made, fingerprint={**made.fingerprint, "others_cpu_percent": busy})
         return Placer(world.model, world.operators, (), options, made, no_alloc_loader)
 
-    def answer(*arguments: str, code: int = 0) -> Any:
-        assert exit_code(["what-if", "m.gguf", *arguments]) == code
+    def answer(*arguments: str, code: int = 0, model: str = "m.gguf") -> Any:
+        assert exit_code(["what-if", model, *arguments]) == code
         return capsys.readouterr()
 
     monkeypatch.setattr("oallama.placer.Placer.of_file", of_file)
@@ -426,6 +426,8 @@ def test_what_if_beside_the_cpu_that_was_measured(capsys, monkeypatch, tmp_path)
     assert CLAIM in said and all(f"\n{name} " in said for name in USUAL_CARDS)
     rows = json.loads(answer("--gpu", "rtx3060,H100,rtx3060-12", "--json").out)["rows"]
     assert [row["gpu"] for row in rows] == ["rtx3060-12", "h100"]
+    named = json.loads(answer("--gpu", "h100", "--json", model="gemma-3-27b:Q8_0").out)
+    assert named["model"]["path"] == "gemma-3-27b:Q8_0", "not that of a temporary file"
     said = answer("--gpu", "rtx3060,rtx4090", "--vram", "6GiB", "--ram-speed", "40", "--cores", "6").out
     assert len(re.findall(r"^rtx\S+ +6 GiB", said, re.MULTILINE)) == 2
     assert "beside 6 cores of Zen 4, memory of 40 GB/s" in " ".join(said.split())

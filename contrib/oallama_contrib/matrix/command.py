@@ -20,6 +20,7 @@ from oallama.cli.output import check_result, deliver, emit_json, is_terminal, lo
 from oallama.core.errors import UsageError
 from oallama.core.files import lock_file
 from oallama.device.interrupt import held_interrupt
+from oallama.run.launch import with_us
 from oallama_contrib.matrix.cells import Cell, Outcome, ResultFile, measured_tests, read_matrix
 
 BESIDE = ("matrix", "output", "as_json", "progress")
@@ -96,12 +97,13 @@ def _check(command: click.Command, matrix: Path, cell: Cell) -> None:
 def measured(cell: Cell) -> Outcome:
     """Run the cell in its own process. A KeyboardInterrupt ends it."""
     start, pipe = time.monotonic(), subprocess.PIPE
-    words = [sys.executable, "-m", "oallama", "bench", *cell.command, "--json", "--no-progress"]
+    command = [sys.executable, "-m", "oallama", "bench", *cell.command, "--json", "--no-progress"]
+    words, environment = with_us(command, os.environ)
     with ExitStack() as started:
         with held_interrupt():  # as long as nobody would end it
             child = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True, encoding="utf-8",
-                errors="replace",
+                errors="replace", env=environment,
             )  # fmt: skip
             started.enter_context(child)
             started.callback(_end, child)
