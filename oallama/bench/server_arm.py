@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from typing import Any
 from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Sample
 from oallama.core.errors import DeviceError
+from oallama.core.temporary import parent_for_server, temporary_folder
 from oallama.core.types import DecodeStep, Draft
 from oallama.placer import Placer
 from oallama.placer.stock import stock_plan
@@ -90,7 +90,7 @@ class ServerArm:
             before.close()
         placer, n_parallel = self._arms.placer, self._arms.n_parallel
         plan = self._arms.plan(self.spec)
-        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="oallama-bench-")))
+        self._folder = self._stack.enter_context(temporary_folder("oallama-bench-", parent_for_server()))
         self._address = self._stack.enter_context(reserved_address("127.0.0.1", 0, None))
         self._client = Client(self._address)
         drawn = _drawn(plan.draft, self._arms.accepted)
