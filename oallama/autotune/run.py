@@ -147,17 +147,17 @@ def tuned_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
     def words(doing: str, done: int = 0, expect: int = 0) -> None:
         """Show what tuning does, without its turns, which the comparison does not count."""
         if doing:
-            maker.progress(f"the gate: {doing}")
+            maker.progress(f"tuning: {doing}")
 
     found = tune(maker.placer, maker.workload, progress=words, refresh=refresh, cpus=maker.setting.cpus)
     spec, result = maker.of_plan("auto", found.plan), found.result
     how = f"cached, took {result.seconds:.1f} s" if found.remembered else f"in {result.seconds:.1f} s"
     if found.tuned is None:
         return replace(
-            spec, notes=(*spec.notes, f"gate, {how}: using llama.cpp's placement, as there is no clear result")
+            spec, notes=(*spec.notes, f"tuning ({how}): using llama.cpp's placement, as there is no clear result")
         )
     document = {**found.tuned.result.document, "remembered": found.remembered}
-    return replace(spec, notes=(*spec.notes, f"gate, {how}: {found.tuned.result.sentence}"), gate=document)
+    return replace(spec, notes=(*spec.notes, f"tuning ({how}): {found.tuned.result.sentence}"), gate=document)
 
 
 class _Tuner:
