@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 from oallama.core.errors import PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, SplitSettings, StreamSettings, Workload
@@ -129,7 +129,7 @@ class Slicer:
         self._uses = {at: of_step(use, routed[at], problem.step) for at, use in self._uses.items() if at in routed}
         self.on = on
         self.contexts = BlockContexts(problem, workload)
-        self._options = cache(partial(BlockOptions, self.on, workload, streams))
+        self._options = cache(BlockOptions)
 
     def varied(self, workload: Workload, n_slots: int) -> Slicer:
         """A slicer for another workload, and a ring of n_slots slots. The tasks of sliced blocks are shared."""
@@ -137,7 +137,6 @@ class Slicer:
         other.on = self.on.with_slots(n_slots)
         if workload != self.workload:
             other.workload, other.contexts = workload, BlockContexts(self._problem, workload)
-        other._options = cache(partial(BlockOptions, other.on, workload, self._streams))
         return other
 
     def blocks(
@@ -179,7 +178,7 @@ class Slicer:
         for blocks in filter(None, (self.blocks(placement, together) for together in sets)):
             numbers = {types: number for number, types in enumerate(dict.fromkeys(block.types for block in blocks))}
             kinds, kind_of = list(numbers), [numbers[block.types] for block in blocks]
-            options, modes = self._options(n_values), self._modes(kinds)
+            options, modes = self._options(self.on, workload, self._streams, n_values), self._modes(kinds)
             nothing = [(modes[0].kinds[number], modes[0].kinds[number].all_host) for number in kind_of]
             found, found_mode, budget_limited = self.priced(blocks, nothing), modes[0], False
             most_cg: list[int | None] = [None] * len(kinds)
