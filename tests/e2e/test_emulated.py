@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from devices import REAL
 from e2e.described_card import slow_cpu_fast_card
@@ -121,9 +122,18 @@ def test_bench_says_at_once_that_a_stopped_process_keeps_the_core(model: Path) -
     command = [sys.executable, "-m", "native_cases", all_parameters([spec.emulated])]
     native = Path(__file__).parents[1] / "native"
     with subprocess.Popen(command, cwd=native, stdout=subprocess.PIPE) as other:
-        try:
-            until(lambda: f"FLOCK  ADVISORY  WRITE {other.pid} " in Path("/proc/locks").read_text())
+
+        def stopped_with_the_core() -> bool:
+            """A device that had nothing to do for a while has given it back."""
             other.send_signal(signal.SIGSTOP)
+            until(lambda: psutil.Process(other.pid).status() == psutil.STATUS_STOPPED)
+            if f"FLOCK  ADVISORY  WRITE {other.pid} " in Path("/proc/locks").read_text():
+                return True
+            other.send_signal(signal.SIGCONT)
+            return False
+
+        try:
+            until(stopped_with_the_core)
             done = here("bench", model, "--device", spec, "--arms", "stock-fit,oato", "-p", 8, "-n", 0, code=1)
         finally:
             other.kill()
