@@ -92,6 +92,7 @@ class Operator:
     biased: bool = False  # a bias or a scale of its own follows the mul-mat
     input_f32: bool = False  # llama.cpp has its input read in F32: many devices have no such kernel for MUL_MAT_ID
     by_sequence: bool = False  # x is [K, n_tokens, n_sequences]
+    unnormed: bool = False  # attention of the layer's input as it is: the layer has no weights of a norm before it
     parallel: bool = False  # right behind attention's output, or that right behind it: an FFN of the layer's input
 
     @property

@@ -52,6 +52,7 @@ class ComputedBlock(NamedTuple):
     late: int = 0  # elements of CC, for the last n_g tokens (CG')
     on_host: int = 0  # elements of CC
     resident: bool = False  # its inputs and results are in the device's memory
+    host_input: bool = False  # all the same its input is on the host
     n_ids: int = 0  # experts of a token, whose ids lie apart there
     hot: HotRows | None = None  # in place of slices
 
@@ -86,10 +87,10 @@ def _sent_bytes(part: ComputedBlock, n_tokens: int, n_g: int, shared: bool) -> i
     elements = part.gg + part.cg
     biases = block.biases_each * (elements + part.late)
     weights = block.summed * (n_tokens if elements else n_g) if block.n_summed(n_tokens) > 1 else 0
+    inputs = 0 if shared else block.sent * (n_tokens if elements else n_g)
     if part.resident:
         host_rows = block.returned_each * part.on_host * (n_tokens - (n_g if part.late else 0))
-        return (biases + part.n_ids * n_tokens + host_rows) * F32
-    inputs = 0 if shared else block.sent * (n_tokens if elements else n_g)
+        return ((inputs if part.host_input else 0) + biases + part.n_ids * n_tokens + host_rows) * F32
     own = block.sent_each * (elements * n_tokens + part.late * n_g)
     return (inputs + own + weights + biases) * F32
 

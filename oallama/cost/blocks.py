@@ -170,6 +170,12 @@ def residents(
     )
 
 
+def has_host_input(operator: Operator, first_device_layer: int) -> bool:
+    """Whether an operator that `residents` names reads what the layer before, or the embedding, left on the host: the
+    device begins with it, as no norm of the layer's is before it."""
+    return operator.unnormed and operator.layer == first_device_layer
+
+
 def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[SplitBlock, ...]:
     """The blocks that split operators form, in graph order of their first one.
 

@@ -164,6 +164,7 @@ class BlockContext:
     whole: Curve | None = None  # as llama.cpp runs the block on the host; None: as the gemms say
     offload: Curve = NO_TIME  # of `whole`, in which llama.cpp copies the weights to the device
     resident: bool = False  # the block's inputs and results are in the device's memory
+    host_input: bool = False  # all the same its input is on the host, and crosses the other way
     copies_if_whole: Curve = NO_TIME  # of such a block: what llama.cpp's device copies take where it stays whole
 
 

@@ -40,6 +40,8 @@ _PARALLEL_FFN = frozenset({"falcon", "command-r", "cohere2", "cohere2moe", "plam
 _RESIDUAL_BETWEEN = frozenset({"command-r", "cohere2", "cohere2moe", "gptneox"})
 """Architectures that add the residual to the FFN's result before attn_output runs."""
 
+_HEADS = frozenset({"attn_qkv", "attn_q", "attn_k", "attn_v"})
+
 _BEFORE_ATTN_OUTPUT = {
     "smallthinker": ("ffn_gate_inp",),
     "arctic": ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
@@ -91,10 +93,13 @@ def _are_parallel(gguf: GgufFile, before: Operator, operator: Operator, normed: 
     if before.layer != operator.layer:
         return False
     if before.role == "attn_output":
-        reads_input = f"blk.{operator.layer}.attn_norm.weight" in gguf.tensor_by_name and not normed
-        return reads_input and operator.role in ("ffn_gate", "ffn_up")
+        return _has_attn_norm(gguf, operator.layer) and not normed and operator.role in ("ffn_gate", "ffn_up")
     added = before.biased or gguf.arch in _RESIDUAL_BETWEEN
     return before.role == "ffn_down" and operator.role == "attn_output" and not added
+
+
+def _has_attn_norm(gguf: GgufFile, layer: int | None) -> bool:
+    return f"blk.{layer}.attn_norm.weight" in gguf.tensor_by_name
 
 
 def _is_operator(role: TensorRole, h: Hyperparameters) -> bool:
@@ -184,4 +189,5 @@ def _operator(gguf: GgufFile, tensor: TensorInfo, role: TensorRole, h: Hyperpara
         biased=any(f"{stem}.{suffix}" in gguf.tensor_by_name for suffix in ("bias", "scale")),
         input_f32=role.role in _INPUT_F32.get(gguf.arch, ()),
         by_sequence=_by_sequence(gguf, role),
+        unnormed=role.role in _HEADS and not _has_attn_norm(gguf, role.layer),
     )

@@ -16,6 +16,7 @@ from oallama.cost.blocks import (
     SplitBlock,
     family_blocks,
     ffn_of,
+    has_host_input,
     in_runs,
     is_biased_ffn,
     is_ffn,
@@ -118,13 +119,15 @@ class BlockContexts:
         known: dict[Hashable, Types] = {}
         blocks: list[Block] = []
         for (block, types), share in zip(found, shares, strict=True):
-            resident, part = is_resident[block.operators[0]], _part(operators[block.operators[0]])
-            device_copies = copies_if_whole.get(part, NO_TIME) if resident else NO_TIME
-            key = types, resident, device_copies
+            first = operators[block.operators[0]]
+            resident, host_input = is_resident[block.operators[0]], has_host_input(first, first_layer)
+            device_copies = copies_if_whole.get(_part(first), NO_TIME) if resident else NO_TIME
+            key = types, resident, host_input, device_copies
             if key not in known:
                 context = BlockContext(
-                    inter_block, inter_block_cpu, *self._whole_curves(uses, block.operators), resident, device_copies
-                )
+                    inter_block, inter_block_cpu, *self._whole_curves(uses, block.operators), resident, host_input,
+                    device_copies,
+                )  # fmt: skip
                 known[key] = tuple(replace(one, context=context) for one in types)
             blocks.append(Block(block.operators, known[key], share))
         return blocks

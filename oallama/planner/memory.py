@@ -301,7 +301,8 @@ def _part(cost: BlockType, cut: Cut, n_g: int) -> ComputedBlock:
         hot = HotRows(ids, min(ids, cut.n_hot - follows), cost.n_expert, follows)
         return ComputedBlock(cost.block, 0, resident=cost.context.resident, hot=hot)
     late = _streamed(cost, cut, n_g) - cut.cg
-    return ComputedBlock(cost.block, cut.gg, cut.cg, late, cut.cc, cost.context.resident, ids)
+    context = cost.context
+    return ComputedBlock(cost.block, cut.gg, cut.cg, late, cut.cc, context.resident, context.host_input, ids)
 
 
 def _streamed(cost: BlockType, cut: Cut, n_g: int) -> int:

@@ -17,7 +17,7 @@ from seeds import crossed
 
 from oallama.core.types import Operator, StreamSettings
 from oallama.core.units import KIB
-from oallama.cost.blocks import can_split, family_blocks, ffn_of, in_runs, takes_n_g
+from oallama.cost.blocks import can_split, family_blocks, ffn_of, has_host_input, in_runs, takes_n_g
 from oallama.cost.experts import experts_alike
 from oallama.cost.following import following
 from oallama.cost.kernels import NO_TIME, Kernel
@@ -70,7 +70,10 @@ def assert_as_planned(
         members = [operators[i] for i in block.operators]
         cost = BlockType(
             block, Gemms(Gemm(one.mul_mat, one.bytes, NO_SECONDS, NO_SECONDS) for one in members),
-            context=BlockContext(resident=resident and members[0].layer is not None), takes_n_g=takes_n_g(members[0]),
+            context=BlockContext(
+                resident=resident and members[0].layer is not None, host_input=has_host_input(members[0], 0)
+            ),
+            takes_n_g=takes_n_g(members[0]),
             use=following(experts_alike(members[0].shape[2])) if follows and is_hot(members[0]) else None,
         )  # fmt: skip
         layers.append((cost, cuts[block.operators[0]]))
@@ -136,6 +139,12 @@ ARCHITECTURES = (
 def test_whatever_is_streamed(arch: str, share: Share, n_g: int, resident: bool, models: Path) -> None:
     """With CC for some tokens of a prompt or for all."""
     assert_as_planned(written(models, arch, weight_type="Q4_0"), share, n_g=n_g, resident=resident)
+
+
+@pytest.mark.parametrize("n_g", [0, N_UBATCH // 2])
+def test_attention_that_reads_the_embedding(n_g: int, models: Path) -> None:
+    """Without a norm before it, which would have left it on the device: it is sent there."""
+    assert_as_planned(written(models, "olmo2", weight_type="Q4_0"), of_roles(*HEADS), resident=True, n_g=n_g)
 
 
 @pytest.mark.parametrize("cg", [0.5, 1.0])

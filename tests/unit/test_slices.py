@@ -1,4 +1,4 @@
-"""Seconds of the tasks of a split block, and of a block with hot experts."""
+"""Seconds of the tasks of a split block, of a block with hot experts, and bytes beside them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from worlds import linked, model_info, slow_cpu
+from worlds import ATTENTION, linked, model_info, slow_cpu
 
-from oallama.core.types import Workload
+from oallama.core.types import StreamSettings, Workload
+from oallama.cost.blocks import F32
 from oallama.cost.following import following
 from oallama.cost.rates import SliceRates
 from oallama.cost.slices import BlockContext, BlockType, Cut, slice_times
 from oallama.cost.timeline import BlockTimes, alone_seconds
+from oallama.model.cut import cut_extent
+from oallama.planner.memory import staging_bytes
+from oallama.planner.placement import ON_DEVICE, Assignment, DeviceSplits, Placement
 from oallama.planner.problem import operators_on_host
-from oallama.planner.slicer import Slicer, pricing_of
+from oallama.planner.slicer import Slicer, pricing_of, slicer_of
 
 PROMPT = 512
 
@@ -58,6 +62,27 @@ def test_a_device_that_has_its_input_does_not_wait_for_the_cpus() -> None:
     assert before.send_s == pytest.approx(beside.send_s + copied_s)
     assert beside.cpu_s == pytest.approx(before.cpu_s + copied_s - beside.send_s)
     assert alone_seconds(beside) <= alone_seconds(before)
+
+
+def test_the_first_of_a_devices_layers_is_sent_what_it_reads_without_a_norm() -> None:
+    """Attention reads what the layer before left on the host; that of later layers has its input on the device."""
+    world = slow_cpu(model=model_info(n_layer=4))
+    vars(world)["operators"] = tuple(replace(o, unnormed=o.role in ATTENTION[:3]) for o in world.operators)
+    problem = world.placer().problem("on")
+    half = [Cut(cut_extent(o) // 2, 0, cut_extent(o) // 2) for o in problem.operators]
+    places = [
+        Assignment(cut) if o.role in ATTENTION else ON_DEVICE for o, cut in zip(world.operators, half, strict=True)
+    ]
+    placement = Placement(tuple(places), first_device_layer=2, splits=(DeviceSplits(gg_bytes=1),))
+    blocks, cuts = slicer_of(problem, world.workload, placement).cuts_of(placement)
+
+    def staging(layer: int) -> int:
+        own = [
+            cut for block, cut in zip(blocks, cuts, strict=True) if world.operators[block.operators[0]].layer == layer
+        ]
+        return staging_bytes(own, StreamSettings(), PROMPT, 0)
+
+    assert staging(2) == staging(3) + world.model.n_embd * PROMPT * F32
 
 
 @pytest.mark.parametrize("n_used", [2, 4, 8])
