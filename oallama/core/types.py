@@ -93,7 +93,7 @@ class Operator:
     input_f32: bool = False  # llama.cpp has its input read in F32: many devices have no such kernel for MUL_MAT_ID
     by_sequence: bool = False  # x is [K, n_tokens, n_sequences]
     unnormed: bool = False  # attention of the layer's input as it is: the layer has no weights of a norm before it
-    parallel: bool = False  # right behind attention's output, or that right behind it: an FFN of the layer's input
+    adjoins: bool = False  # of attention, or an FFN of the layer's input: nothing is computed since the one before
 
     @property
     def is_last(self) -> bool:

@@ -205,9 +205,9 @@ def family_blocks(operators: Sequence[Operator], members: Sequence[int], cuts: S
 def in_runs(operators: Sequence[Operator], blocks: Iterable[SplitBlock]) -> tuple[SplitBlock, ...]:
     """The blocks in graph order, with those marked that are in one run with the block before.
 
-    llama.cpp computes K right behind V, as it has applied RoPE to Q before, and attention's output next to an FFN that
-    reads the layer's input; of an FFN whose mul-mats are cut at different elements the back end applies the GLU itself
-    where it has both that it reads.
+    llama.cpp computes nothing between two of Q, K and V where neither a norm nor RoPE follows the first (none follows
+    V), nor between attention's output and an FFN that reads the layer's input; of an FFN whose mul-mats are cut at
+    different elements the back end applies the GLU itself where it has both that it reads.
     """
     made: list[SplitBlock] = []
     for block in sorted(blocks, key=lambda one: one.operators):
@@ -298,13 +298,10 @@ def _are_hidden(members: Sequence[Operator]) -> bool:
 def _behind(operators: Sequence[Operator], before: SplitBlock, block: SplitBlock) -> Behind:
     """How a block is computed with the one before it: see in_runs."""
     last, first = before.operators[-1], block.operators[0]
-    roles = operators[last].role, operators[first].role
     if operators[last].layer != operators[first].layer or first != last + 1:
         return ""
-    if roles == ("attn_v", "attn_k"):
-        return "input"
-    if operators[first].parallel:
-        return "run"
+    if operators[first].adjoins:
+        return "input" if operators[first].role in ("attn_q", "attn_k", "attn_v") else "run"
     if ffn_of(last, operators[last]) == ffn_of(first, operators[first]):
         if not _reads_hidden(operators[first]):
             return "input"

@@ -1,6 +1,6 @@
 """The weight-bearing mul-mats of a model's graph, from its tensor names alone, in the order llama.cpp runs them.
 
-Compared with real decodes in tests/e2e/test_operator_trace.py, and with graphs recorded from 122
+Compared with real decodes in tests/e2e/test_operator_trace.py, and with graphs recorded from 123
 architectures in tests/golden/test_operator_graphs.py. An architecture it does not know gets the common order, which is
 a guess; a role it does not know is no operator.
 """
@@ -23,6 +23,7 @@ from oallama.model.roles import (
     TensorRole,
     tensor_role,
 )
+from oallama.model.rope import rotates
 
 # Architectures whose attention runs through llama.cpp's interleaved sliding-window cache, which takes k before v:
 # always, or if the file states a window.
@@ -77,8 +78,8 @@ def operators(gguf: GgufFile) -> tuple[Operator, ...]:
     made = [_operator(gguf, tensor, role, h, _holds_gate_and_up(tensor, role, shapes)) for tensor, role in found]
     normed = {role.layer for _, role in named if _is_norm_behind_attention(role)}
     for i, (before, operator) in enumerate(pairwise(made), start=1):
-        if _are_parallel(gguf, before, operator, operator.layer in normed):
-            made[i] = replace(operator, parallel=True)
+        if before.layer == operator.layer and _adjoins(gguf, before, operator, operator.layer in normed):
+            made[i] = replace(operator, adjoins=True)
     return tuple(made)
 
 
@@ -87,15 +88,23 @@ def _is_norm_behind_attention(role: TensorRole) -> bool:
     return "norm" in role.role and not within
 
 
-def _are_parallel(gguf: GgufFile, before: Operator, operator: Operator, normed: bool) -> bool:
-    """Whether llama.cpp computes nothing between attention's output and an FFN that reads the layer's input, in either
-    order. normed: whether the layer has a norm behind attention."""
-    if before.layer != operator.layer:
-        return False
+def _adjoins(gguf: GgufFile, before: Operator, operator: Operator, normed: bool) -> bool:
+    """Whether llama.cpp computes nothing between two operators of a layer: of what attention reads, or of attention's
+    output and an FFN that reads the layer's input, in either order. normed: whether the layer has a norm behind
+    attention."""
+    if {before.role, operator.role} <= _HEADS:
+        return before.role == "attn_v" or not _is_changed(gguf, before)
     if before.role == "attn_output":
         return _has_attn_norm(gguf, operator.layer) and not normed and operator.role in ("ffn_gate", "ffn_up")
     added = before.biased or gguf.arch in _RESIDUAL_BETWEEN
     return before.role == "ffn_down" and operator.role == "attn_output" and not added
+
+
+def _is_changed(gguf: GgufFile, head: Operator) -> bool:
+    """Whether attention reads more of a Q or K than the product with its bias."""
+    normed = f"{head.name.removesuffix('.weight')}_norm.weight" in gguf.tensor_by_name
+    scaled = gguf.arch == "llama4" and head.role == "attn_q"  # in layers without RoPE
+    return normed or scaled or head.layer is None or rotates(gguf, head.layer)
 
 
 def _has_attn_norm(gguf: GgufFile, layer: int | None) -> bool:

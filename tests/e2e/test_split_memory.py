@@ -147,6 +147,16 @@ def test_attention_that_reads_the_embedding(n_g: int, models: Path) -> None:
     assert_as_planned(written(models, "olmo2", weight_type="Q4_0"), of_roles(*HEADS), resident=True, n_g=n_g)
 
 
+@pytest.mark.parametrize(
+    ("arch", "resident", "share", "n_g"),
+    crossed(["refact", "cohere2"], [False, True], [(0.5, 0.0), (0.25, 0.5)], [0, N_UBATCH // 2]),
+)
+def test_attention_without_rope(arch: str, resident: bool, share: tuple[float, float], n_g: int, models: Path) -> None:
+    """Q, K and V are one run: in all layers, and in one of four."""
+    path = written(models, arch, weight_type="Q4_0", n_layer=4)
+    assert_as_planned(path, lambda o: share if o.role in HEADS else None, resident=resident, n_g=n_g)
+
+
 @pytest.mark.parametrize("cg", [0.5, 1.0])
 @pytest.mark.parametrize("arch", ["llama", "falcon"])
 def test_down_alone_beside_what_it_reads(arch: str, cg: float, models: Path) -> None:

@@ -265,6 +265,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "falcon": Architecture(
         "attn_norm+ attn_qkv attn_output ffn_up ffn_down", "token_embd output_norm+", layer_norm=True
     ),
+    "refact": Architecture(LLAMA),
     "starcoder2": Architecture(
         f"attn_norm+ {BIASED}+ ffn_norm+ ffn_up+ ffn_down+", "token_embd output_norm+", layer_norm=True
     ),
@@ -277,6 +278,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     "command-r": Architecture(
         f"attn_norm {ATTENTION} {FFN}", TIED, layer_norm=True, metadata=lambda z: {"logit_scale": 0.0625}
     ),
+    "cohere2": Architecture(
+        f"attn_norm {ATTENTION} {FFN}",
+        TIED,
+        layer_norm=True,
+        metadata=lambda z: {
+            "logit_scale": 0.0625,
+            "attention.sliding_window": 64,
+            "rope.dimension_count": z.n_head_dim,
+        },
+    ),
+    "granite": Architecture(LLAMA, metadata=lambda z: {"logit_scale": 4.0}),
     "olmo2": Architecture(
         f"{ATTENTION} {HEAD_NORMS} post_attention_norm {FFN} post_ffw_norm",
         shapes=lambda z: {"attn_q_norm": (z.n_embd,), "attn_k_norm": (z.n_head_dim * z.n_head_kv,)},

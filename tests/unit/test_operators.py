@@ -1,4 +1,4 @@
-"""The operator list where a test can say what it must be. What graphs read, in which order, of 122 architectures:
+"""The operator list where a test can say what it must be. What graphs read, in which order, of 123 architectures:
 tests/golden/test_operator_graphs.py; of llama.cpp itself: tests/e2e/test_operator_trace.py."""
 
 from __future__ import annotations
