@@ -38,8 +38,9 @@ _SLIDING_IF_STATED = frozenset(
 _PARALLEL_FFN = frozenset({"falcon", "command-r", "cohere2", "cohere2moe", "plamo"})
 """Attention and FFN both read the layer's input, and the sum of the two is built FFN first: attn_output runs last."""
 
-_RESIDUAL_BETWEEN = frozenset({"command-r", "cohere2", "cohere2moe", "gptneox"})
-"""Architectures that add the residual to the FFN's result before attn_output runs."""
+_RESIDUAL_BETWEEN = frozenset({"command-r", "cohere2", "cohere2moe"})
+"""Those of them that add the residual to the FFN's result before attn_output runs. By name: no tensor and no key tells
+in which order llama.cpp adds, and a no_alloc load shows no graph. tests/golden/test_operator_graphs.py compares."""
 
 _HEADS = frozenset({"attn_qkv", "attn_q", "attn_k", "attn_v"})
 
