@@ -216,7 +216,7 @@ def test_a_plan_that_does_not_go_with_what_is_asked_is_refused(plan_file, tmp_pa
     }
     for said, change in changes.items():
         file.write_text(json.dumps({**plan, **change}), encoding="utf-8")
-        assert said in here("run", "hi", "--plan", file, code=2).stderr
+        assert said in here("run", "hi", "--plan", file, *WORKER, code=2).stderr
         here("simulate", MODEL, file, "--machine", TESTBED, code=2)
     assert here("run", "hi", "--plan", tmp_path / "none.json", code=2).stderr.count("\n") == 1
     for command in ("chat", "serve"):

@@ -173,7 +173,8 @@ def test_a_plan_that_splits_nothing_does_not_load_the_backend(device: str, f16: 
 
 
 def test_several_plans_at_once(f16: Path, q4_0: Path) -> None:
-    cases = [forced(path, "cpu-pair", ffn(gg)) for path, gg in ((f16, 0.25), (q4_0, 0.75), (f16, 0.5))]
+    each = ((f16, 0.25), (q4_0, 0.75), (f16, 0.5))
+    cases = [forced(path, f"rpc-worker:{n}", ffn(gg)) for n, (path, gg) in enumerate(each, 1)]
     alone = []
     for case in cases:
         with case.llama() as llama:
@@ -208,7 +209,7 @@ for round in range(n):
 
 @of_glibc
 @pytest.mark.parametrize(
-    ("device", "n"), [("cpu-pair", 100), pytest.param("rpc-worker", 24, marks=pytest.mark.thorough)]
+    ("device", "n"), [("cpu-pair", 24), pytest.param("rpc-worker", 24, marks=pytest.mark.thorough)]
 )
 def test_loading_and_freeing_again_and_again_leaks_nothing(device: str, n: int, q4_0: Path) -> None:
     """A load has 2 MiB of weights and buffers: one of them that stays would show."""
