@@ -52,7 +52,6 @@ def kept() -> Iterator[None]:
                 self.__dict__.update(there.__dict__)
                 self.plan, self.warnings, self._is_closed = asked["plan"], tuple(asked["warnings"]), False
                 self.memory = self._adopt(asked["needs"], self._at_load)
-                asked["keeper"].close()
                 return
             super().__init__(*given, **named)
             if self.is_kept:

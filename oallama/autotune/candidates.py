@@ -100,7 +100,10 @@ class Candidates:
         word, those for longer prompts, too."""
         if self._drafter is not None:
             with suppress(DoesNotFit):
-                plan = planned_with_drafts(self._placer, self._drafter, self._workloads[kind], planned_by_auto)
+                plan = planned_with_drafts(
+                    self._placer, self._drafter, self._workloads[kind],
+                    lambda placer, workload: placer.plan("auto", workload=workload),
+                )  # fmt: skip
                 if plan.draft is not None and plan.stock is None:
                     self._keep(plan)
         best, fit = self._add_best(self._workloads[kind]), self._fits[kind]
@@ -211,10 +214,6 @@ def _with_ubatch(workload: Workload, plan: Plan) -> Workload:
     return replace(workload, n_ubatch=plan.workload.n_ubatch, step=plan.workload.step)
 
 
-def planned_by_auto(placer: Placer, workload: Workload) -> Plan:
-    return placer.plan("auto", workload=workload)
-
-
 def with_stock_drafts(placer: Placer, drafter: Drafter, workload: Workload, n_draft: int) -> tuple[Placer, DecodeStep]:
     """Return beside_drafts for so many drafts, under the placer's own cap. Raises DraftDoesNotFit."""
     cap = memory_cap(placer, stock_load(placer, workload.n_ctx, workload.n_ubatch))
@@ -231,9 +230,6 @@ def placement_digest(plan: Plan) -> str:
     keys = ("device", "n_gpu_layers", "operators", "streaming", "token_assignment")
     options = (plan.stock.no_host, plan.stock.moe_cache_bytes) if plan.stock is not None else (False, 0)
     drafts = None if plan.draft is None else (plan.draft.kind, plan.draft.n_draft)
-    placement = [*(document.get(key) for key in keys), *options, plan.workload.n_ubatch, leaves_flash_off(plan), drafts]
+    is_off = plan.attention is not None and plan.attention.flash_attn == "off"
+    placement = [*(document.get(key) for key in keys), *options, plan.workload.n_ubatch, is_off, drafts]
     return hashlib.sha256(json.dumps(placement, sort_keys=True).encode()).hexdigest()
-
-
-def leaves_flash_off(plan: Plan) -> bool:
-    return plan.attention is not None and plan.attention.flash_attn == "off"

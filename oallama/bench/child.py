@@ -45,11 +45,11 @@ class LoadedArm:
 
     def load(self, spec: Message, operators: list[str]) -> Message:
         """Load and read back; pins this process if the setting says so."""
-        from oallama.bench.loaded import load_arm
+        from oallama.bench.loaded import load_planned, load_stock
         from oallama.bench.readback import load_report
 
         arm = from_json(ArmSpec, spec, "the arm")
-        loaded = load_arm(arm)
+        loaded = load_planned(arm) if arm.stock is None else load_stock(arm.setting.load, arm.stock)
         self._loaded = loaded
         pin_threads(arm.setting.cpus)
         report = load_report(loaded, arm.setting.load, operators)

@@ -52,11 +52,6 @@ class LoadedModel:
         return held[False], held[True]
 
 
-def load_arm(spec: ArmSpec) -> LoadedModel:
-    """Load the spec. Raises the errors of llama.cpp and the engine."""
-    return load_stock(spec.setting.load, spec.stock) if spec.stock is not None else load_planned(spec)
-
-
 def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel:
     """Load as llama-server would with the same options, without other back ends in the registry.
 

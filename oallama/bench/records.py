@@ -71,7 +71,7 @@ class Setting:
     """What the arms share. load: without the placement, which is the arm's; flash attention "auto" is each arm's own
     choice (stock: llama.cpp's; ours: the plan's).
 
-    cpus: CPUs that each arm's process is pinned to, empty for no pinning; a worker process is pinned by its device.
+    cpus: CPUs that each arm's process is pinned to, empty for no pinning.
     """
 
     load: LoadSettings

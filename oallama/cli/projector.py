@@ -11,7 +11,6 @@ from oallama.cli.help import Group, option
 from oallama.cli.options import as_record
 from oallama.core.types import Attention
 from oallama.core.units import format_bytes
-from oallama.planner.memory import fits_beside
 
 if TYPE_CHECKING:
     from oallama.core.types import Workload
@@ -67,7 +66,7 @@ class ProjectorOptions:
         """Place a projector beside a plan. memory_kept: the plan was made with room for it."""
         needed = projector.n_bytes((plan.attention or Attention()).flash_attn != "off")
         uses_device = plan.device != "none" and plan.memory.limit > 0 and not plan.memory.devices
-        on_device = uses_device and fits_beside(plan.memory, needed, self.offload)
+        on_device = uses_device and (plan.memory.spare >= needed if self.offload is None else self.offload)
         why = ""
         if uses_device and self.offload is None:
             why = f", as the plan leaves {format_bytes(max(0, plan.memory.spare))} free"

@@ -81,11 +81,6 @@ def _read(stdin: TextIO | None) -> str:
     return text
 
 
-def prompt_of_file(path: str) -> str:
-    """The text of a prompt file (-f), without its last line end, as llama.cpp reads it. Raises UsageError."""
-    return text_of_file(path, "prompt").removesuffix("\n")
-
-
 def text_of_file(path: str, what: str) -> str:
     """A file of at most MAX_PROMPT_BYTES of UTF-8 text. what: names it in errors. Raises UsageError."""
     try:

@@ -32,7 +32,7 @@ from oallama.cli.placement import (
     run_workload,
     tell_drift,
 )
-from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
+from oallama.cli.prompt import model_and_prompt, read_prompt, text_of_file
 from oallama.cli.sampling import AnswerOptions, answer_options, length_option
 from oallama.cli.signals import somebody_watches
 from oallama.core.errors import OallamaError, UsageError
@@ -87,7 +87,7 @@ def command(
     if prompt_file is not None:
         if prompt is not None:
             raise UsageError("the prompt is given twice: with -p and with -f")
-        prompt = prompt_of_file(prompt_file)
+        prompt = text_of_file(prompt_file, "prompt").removesuffix("\n")  # as llama.cpp reads it
     model, text = model_and_prompt(words, model_option, prompt)
     if text is None and not as_json and is_terminal(sys.stdin) and is_terminal(sys.stdout):
         from oallama.cli.chat.command import start

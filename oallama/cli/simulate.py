@@ -26,6 +26,7 @@ from oallama.cli.options import (
 from oallama.cli.output import busy, deliver, json_text, log, show, write_file
 from oallama.cli.policy import PolicyOptions, policy_option, prefetch_option
 from oallama.core.errors import UsageError
+from oallama.core.units import format_bytes
 from oallama.device.machines import MACHINES, machine_of
 from oallama.device.spec import device_for_plan
 
@@ -146,7 +147,7 @@ def _plan_of_policy(
 
 
 def _setting(placer: Placer, plan: Plan, machine: Machine | None) -> SimulationSetting:
-    from oallama.report.simulate import SimulationSetting, memory_note
+    from oallama.report.simulate import SimulationSetting
 
     model, policy, notes = placer.model, plan.policy, plan.notes
     if machine is None:
@@ -154,7 +155,8 @@ def _setting(placer: Placer, plan: Plan, machine: Machine | None) -> SimulationS
         return SimulationSetting(model, policy, device, f"this machine with {device}", notes=notes)
     card, used = machine.card, plan.memory.limit - plan.memory.spare
     if used > card.memory_bytes:
-        notes = (*notes, memory_note(used, card.memory_bytes, card.name))
+        has = f"{card.name} has {format_bytes(card.memory_bytes)}"
+        notes = (*notes, f"the plan needs {format_bytes(used)} of device memory, but {has}")
     return SimulationSetting(model, policy, card.name, machine.description, machine.sources, notes)
 
 

@@ -13,7 +13,6 @@ from oallama.core.routing import ExpertCounts
 from oallama.core.types import NGRAM
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
-from oallama.run.keeper import Keeper
 from oallama.run.program import PROGRAM_VARIABLE, ServerSettings, find_program, launch, served_plan
 from oallama.run.server_options import checked_options, repeated_drafts
 from oallama.run.setup import check_device, check_layers, device_of
@@ -75,23 +74,17 @@ def open_engine(
     embedding = None if options.interactive or options.once else placer.with_outputs(plan, 0)
     plan = embedding or with_repeated_drafts(placer, plan, more)
     needs = placer.load_needs(plan)
-    keeper = Keeper()
-    try:
-        device = "none" if spec.is_none else str(placer.found_device)
-        named, warnings = served_plan(plan, operators, device, counts)
-        check_device(plan, named.device, spec)
+    named, warnings = served_plan(plan, operators, "none" if spec.is_none else str(placer.found_device), counts)
+    check_device(plan, named.device, spec)
 
-        def started(address: Address, folder: Path) -> Launch:
-            n_batch = placer.options.n_batch or (None if options.interactive else plan.workload.n_ubatch)
-            settings = ServerSettings(
-                address, 1, placer.threads, n_batch, Path(model.path).name, POOLING if embedding else None,
-                cache_mib=0, chats=chats, shown=False, goes_back=not options.once, more=more, projector=options.mmproj,
-                projector_on_device=options.mmproj_offload,
-            )  # fmt: skip
-            names = placer.tensor_names
-            return launch(program, named, operators, model.n_layer, names, settings, folder, os.environ, counts)
+    def started(address: Address, folder: Path) -> Launch:
+        n_batch = placer.options.n_batch or (None if options.interactive else plan.workload.n_ubatch)
+        settings = ServerSettings(
+            address, 1, placer.threads, n_batch, Path(model.path).name, POOLING if embedding else None,
+            cache_mib=0, chats=chats, shown=False, goes_back=not options.once, more=more, projector=options.mmproj,
+            projector_on_device=options.mmproj_offload,
+        )  # fmt: skip
+        names = placer.tensor_names
+        return launch(program, named, operators, model.n_layer, names, settings, folder, os.environ, counts)
 
-        return Engine(model, named, operators, started, needs, warnings, on_expert_counts, chats, keeper)
-    except BaseException:
-        keeper.close()
-        raise
+    return Engine(model, named, operators, started, needs, warnings, on_expert_counts, chats)

@@ -27,7 +27,7 @@ def fit_plan(on: ModelOnDevice, workload: Workload) -> Plan:
     Raises what fit_under raises, and what planning raises.
     """
     if not on.has_device:
-        return stock_cpu_plan(on, workload)
+        return unmeasured_plan(on, "cpu", workload, stock_attention=True)
     settings = stock_load(on, workload.n_ctx, workload.n_ubatch).of(workload)
     placement, steps = fit_under(memory_cap(on, settings), on.operators, settings)
     found = stock_plan(on, workload, placement)
@@ -87,11 +87,6 @@ def promising_stock(
 def stock_attention(on: ModelOnDevice) -> FlashAttention:
     """Stock llama.cpp's attention mode: what was asked for, else flash attention, as wherever a device has it."""
     return "on" if on.options.flash_attn == "auto" else on.options.flash_attn
-
-
-def stock_cpu_plan(on: ModelOnDevice, workload: Workload) -> Plan:
-    """The plan with everything on the CPU, attention as llama.cpp chooses it. It predicts nothing."""
-    return unmeasured_plan(on, "cpu", workload, stock_attention=True)
 
 
 def stock_load(on: ModelOnDevice, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH) -> LoadSettings:

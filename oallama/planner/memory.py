@@ -212,11 +212,6 @@ def summed(devices: tuple[MemoryBreakdown, ...], weights_host: int) -> MemoryBre
 #
 
 
-def fits_beside(memory: MemoryBreakdown, n_bytes: int, asked: bool | None) -> bool:
-    """Whether a projector goes to the device of a plan. asked: None: where it fits into what the plan leaves."""
-    return memory.spare >= n_bytes if asked is None else asked
-
-
 def vram_beside(limit: int, fill: float, n_bytes: int, device: str, what: str, remedy: str) -> int:
     """The capacity to plan with, so that so many bytes of the limit are kept free for it. Raises DoesNotFit, with what
     it is and what to do, where nothing is left."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from oallama.core.types import ModelInfo
-from oallama.core.units import format_bytes, format_seconds
+from oallama.core.units import format_seconds
 from oallama.planner.simulate import KINDS, RESOURCES, Activity, PhaseTimeline, Simulation
 from oallama.report.chart import FONT, GREY, MARGIN, WIDTH, Bar, Text, svg
 from oallama.report.table import WIDTH as LINE_WIDTH
@@ -123,11 +123,6 @@ def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[
         table(title, "busy |>prompt |>token", busy),
         table("Parts (some run at the same time):", "stream |what |>prompt |>token", made, footer),
     ]
-
-
-def memory_note(needed: int, capacity: int, device: str) -> str:
-    """The note on a plan that exceeds the device's memory."""
-    return f"the plan needs {format_bytes(needed)} of device memory, but {device} has {format_bytes(capacity)}"
 
 
 #

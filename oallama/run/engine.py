@@ -75,11 +75,10 @@ class Engine:
         warnings: Sequence[str] = (),
         on_expert_counts: Callable[[ExpertCounts], None] | None = None,
         chats: bool = True,
-        keeper: Keeper | None = None,
     ) -> None:
         """Start llama-server and wait until the model is loaded. launch: how to start it, at an address and with a
         folder for its files. on_expert_counts: gets the use counts of each expert at the end. chats: whether to use the
-        model's chat template. keeper: holds llama-server, and what to release after it, e.g. its worker.
+        model's chat template.
 
         Raises DeviceError if it does not start, or cannot compute the plan; ModelFileError.
         """
@@ -88,7 +87,7 @@ class Engine:
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last answer; None without split operators."""
         self._operators, self._on_expert_counts, self.has_template = operators, on_expert_counts, chats
-        self._keeper, self._is_closed = keeper or Keeper(), False
+        self._keeper, self._is_closed = Keeper(), False
         try:
             self._folder = self._keeper.enter(lambda: temporary_folder(FOLDER, parent_for_server()))
             self._address = self._keeper.enter(lambda: reserved_address("127.0.0.1", 0, secrets.token_urlsafe()))

@@ -16,8 +16,8 @@ from oallama.plan.plan import Plan
 
 
 def release(held: ExitStack) -> None:
-    """Free what an engine holds, the last made first. A Ctrl-C waits until all is done: a worker that ends before what
-    lies on it is freed takes this process with it."""
+    """Free what an engine holds, the last made first. A Ctrl-C waits until all is done: an RPC server that is left
+    before what lies on it is freed takes this process with it."""
     with held_interrupt():
         held.close()
 

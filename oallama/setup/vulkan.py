@@ -46,7 +46,7 @@ def missing_to_build(env: Mapping[str, str], cxx: str) -> list[Part]:
     missing = [] if shutil.which("glslc", path=path) else [GLSLC]
     if not _compiles(cxx, "vulkan/vulkan.h", "", env, sdk) or not _links(cxx, env, sdk):
         missing.append(LOADER)
-    elif not headers_fit(env, cxx, sdk):
+    elif not _compiles(cxx, "vulkan/vulkan.h", "static VkLayerSettingEXT setting;", env, sdk):
         missing.append(NEW_HEADERS)
     if not _compiles(cxx, "spirv/unified1/spirv.hpp", "", env, sdk):
         missing.append(SPIRV)
@@ -58,11 +58,6 @@ def missing_to_run(env: Mapping[str, str]) -> list[Part]:
     if env.get("VK_DRIVER_FILES") or env.get("VK_ICD_FILENAMES"):
         return []
     return [] if any(any(Path(folder, "icd.d").glob("*.json")) for folder in _DRIVER_FOLDERS) else [DRIVER]
-
-
-def headers_fit(env: Mapping[str, str], cxx: str, sdk: str | None) -> bool:
-    """Whether the headers, a Vulkan SDK's or the system's, are new enough for ggml."""
-    return _compiles(cxx, "vulkan/vulkan.h", "static VkLayerSettingEXT setting;", env, sdk)
 
 
 def advice(missing: Sequence[Part], env: Mapping[str, str]) -> str:

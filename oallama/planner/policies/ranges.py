@@ -123,7 +123,7 @@ class _Splits:
         ends = [*accumulate(whole.device_layers, initial=whole.first_device_layer)][1 : self._n_local + 1]
         self._borders, self._n_layers = tuple(ends), problem.graph.n_layer + 1
         self._stride = max(1, problem.graph.n_layer // FIRST_STRIDE)
-        self._problems = cache(self._problem_in)
+        self._problems = cache(partial(problem_in, problem))
         streaming = StreamSettings(prefetch=asked.rules.prefetch)
         self._on = cache(lambda device: pricing_of(problem.devices[device], streaming))
 
@@ -184,9 +184,6 @@ class _Splits:
             if placement.is_sliced or placement.first_device_layer < n_blocks
         ]  # fmt: skip
         return min(found, key=lambda placement: placement.seconds, default=NOTHING)
-
-    def _problem_in(self, device: int, window: Window) -> Problem:
-        return problem_in(self._problem, device, window)
 
 
 ranges = Policy(NAME, "a range of layers for each of several devices", best_over)
