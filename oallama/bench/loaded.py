@@ -16,7 +16,7 @@ from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import list_devices, open_now
 from oallama.device.spec import parse_device
-from oallama.model.memory import BufferBytes, check_cache, load_refusal, memory_of
+from oallama.model.memory import BufferBytes, check_cache, held_bytes, load_refusal, memory_of
 from oallama.run.fit import context_params, stock_params
 from oallama.run.stock import StockPlacement
 
@@ -46,10 +46,7 @@ class LoadedModel:
 
     def held_bytes(self) -> tuple[int, int]:
         """Bytes on the device, and in host memory."""
-        held = {True: 0, False: 0}
-        for buffer in self.buffers():
-            held[buffer.in_host_memory] += buffer.model + buffer.context + buffer.compute
-        return held[False], held[True]
+        return held_bytes(self.buffers())
 
 
 def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel:

@@ -10,14 +10,13 @@ all layers together, judged on the second half of the tokens.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import Operator
-from oallama.cost.following import FEWEST_EXPERTS
+from oallama.cost.following import FEWEST_EXPERTS, rate_at
 from oallama.cost.whole import Costs
 
 MOST_TOKENS = 32
@@ -77,10 +76,7 @@ def lru_hits(n_expert: int, share: float) -> float:
     """Hit rate of a single token, with slots for a share of all experts."""
     if n_expert < FEWEST_EXPERTS:
         return share  # used alike
-    points = _OF_32 if n_expert < 64 else _OF_128
-    i = min(bisect_right(points, share, key=lambda point: point[0]), len(points) - 1)
-    low, high = points[i - 1], points[i]
-    return low[1] + (high[1] - low[1]) * (share - low[0]) / (high[0] - low[0])
+    return rate_at(_OF_32 if n_expert < 64 else _OF_128, share)
 
 
 def through_cache(

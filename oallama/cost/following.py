@@ -15,6 +15,7 @@ report 42, 65, 81 and 92 % for the last used 8, 16, 32 and 64 (gajsanders/moe-tr
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
 
 from oallama.cost.experts import ExpertUse
@@ -45,14 +46,15 @@ def following(use: ExpertUse) -> ExpertUse:
         return use
     points = _OF_32 if n_expert < 64 else _OF_128
     shares = [n / n_expert for n in range(n_expert + 1)]
-    decode = use.recent_decode or [_at(points, share, 1) for share in shares]
-    prompt = use.recent_prompt or [_at(points, share, 2) for share in shares]
+    decode = use.recent_decode or [rate_at(points, share) for share in shares]
+    prompt = use.recent_prompt or [rate_at(points, share, 2) for share in shares]
     return replace(
         use, decode=tuple(map(max, use.decode, decode)), prompt=tuple(map(max, use.prompt, prompt)), spread=SPREAD
     )
 
 
-def _at(points: tuple[tuple[float, float, float], ...], share: float, column: int) -> float:
+def rate_at(points: Sequence[tuple[float, ...]], share: float, column: int = 1) -> float:
+    """A column of points at a share of all experts, straight between them."""
     i = min(bisect_right(points, share, key=lambda point: point[0]), len(points) - 1)
     low, high = points[i - 1], points[i]
     return low[column] + (high[column] - low[column]) * (share - low[0]) / (high[0] - low[0])

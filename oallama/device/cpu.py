@@ -19,8 +19,7 @@ def default_threads(root: Path = Path("/")) -> int:
     """
     allowed = allowed_cpus()
     cores = {_core(root, cpu) for cpu in allowed}
-    quota = cgroup_quota(root)
-    return max(1, len(cores) if quota is None else min(len(cores), math.ceil(quota)))
+    return max(1, int(min(len(cores), most_cpus(root))))
 
 
 def thread_counts(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> tuple[int, ...]:
@@ -30,9 +29,7 @@ def thread_counts(root: Path = Path("/"), allowed: Iterable[int] | None = None) 
     for kind in core_kinds(root, allowed_cpus() if allowed is None else allowed):
         n += len({_core(root, cpu) for cpu in kind})
         counts.append(n)
-    quota = cgroup_quota(root)
-    most = math.inf if quota is None else max(1, math.ceil(quota))
-    return tuple(sorted({int(min(count, most)) for count in counts}))
+    return tuple(sorted({int(min(count, most_cpus(root))) for count in counts}))
 
 
 def core_kinds(root: Path, allowed: Iterable[int]) -> tuple[tuple[int, ...], ...]:
@@ -97,10 +94,10 @@ def _core(root: Path, cpu: int) -> str:
         return str(cpu)
 
 
-def cgroup_quota(root: Path) -> float | None:
-    """CPUs' worth of time that cgroup v2 allows; None: unlimited or unknown."""
+def most_cpus(root: Path) -> float:
+    """CPUs' worth of time that cgroup v2 allows, rounded up, at least 1; inf: unlimited or unknown."""
     try:
         quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
+        return math.inf if quota == "max" else max(1, math.ceil(int(quota) / int(period)))
     except (OSError, ValueError, ZeroDivisionError):
-        return None
+        return math.inf

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -58,6 +58,14 @@ class BufferBytes:
     def in_host_memory(self) -> bool:
         """Repacked layouts are no "host" buffers to ggml, as nothing else can read them, but are the host's memory."""
         return self.is_host or self.device in ("", CPU_DEVICE)
+
+
+def held_bytes(buffers: Iterable[BufferBytes]) -> tuple[int, int]:
+    """Bytes on the device, and in host memory. What maps the model file counts with the mapped range."""
+    held = {True: 0, False: 0}
+    for buffer in buffers:
+        held[buffer.in_host_memory] += buffer.model + buffer.context + buffer.compute
+    return held[False], held[True]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from oallama.device.native_abort import exit_at_abort
 from oallama.device.native_log import native_log
 from oallama.device.opening import OpenDevice, device_pointers, open_now
 from oallama.model.gguf_file import check_unchanged
-from oallama.model.memory import BufferBytes, check_cache, load_refusal, memory_of, no_alloc_memory
+from oallama.model.memory import BufferBytes, check_cache, held_bytes, load_refusal, memory_of, no_alloc_memory
 from oallama.plan.plan import Plan
 from oallama.run.held import compare_memory, spill_warning
 from oallama.run.setup import check_device, check_host, check_layers, device_of, release
@@ -155,7 +155,7 @@ def _load_llama(
 def _compare(llama: PlacedLlama, split: LoadedSplit | None, device: OpenDevice, warnings: Sequence[str]) -> None:
     """Note what it holds, and where that is not as its plan says. warnings: what is known before."""
     llama.device, llama.buffers = device.label, _buffers(llama, split)
-    on_device, on_host = _sides(llama.buffers)
+    on_device, on_host = held_bytes(llama.buffers)
     llama.memory = compare_memory(on_device, on_host, device.label, llama.plan.memory)
     spilled = spill_warning(on_device, device.name, device.own_free)
     llama.warnings = tuple(map(spoken, (*warnings, *filter(None, [llama.memory.warning, spilled]))))
@@ -167,11 +167,3 @@ def _buffers(llama: PlacedLlama, split: LoadedSplit | None) -> tuple[BufferBytes
     if split is None:
         return buffers
     return (*(b for b in buffers if b.buft != SPLIT_LAYOUT), *split.buffers())
-
-
-def _sides(buffers: Sequence[BufferBytes]) -> tuple[int, int]:
-    """Bytes on the device, and in host memory. What maps the model file counts with the mapped range."""
-    sums = {True: 0, False: 0}
-    for buffer in buffers:
-        sums[buffer.in_host_memory] += buffer.model + buffer.context + buffer.compute
-    return sums[False], sums[True]

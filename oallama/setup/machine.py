@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import platform
 import re
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from oallama.device.cpu import allowed_cpus, cgroup_quota
+from oallama.device.cpu import allowed_cpus, most_cpus
 from oallama.setup.console import SetupError, capture, compiles
 
 _NO_COMPILER = (
@@ -117,8 +116,7 @@ def build_jobs(env: Mapping[str, str]) -> int:
     """Compilers to run at once: CMAKE_BUILD_PARALLEL_LEVEL, else the usable cores, one for each GB of free memory."""
     if (asked := env.get("CMAKE_BUILD_PARALLEL_LEVEL", "")).isdecimal():
         return max(1, int(asked))
-    quota = cgroup_quota(Path("/"))
-    cores = min(len(allowed_cpus()), math.inf if quota is None else max(1, math.ceil(quota)))
+    cores = min(len(allowed_cpus()), most_cpus(Path("/")))
     if free := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8")):
         cores = min(cores, max(1, int(free[1]) * 1024 // 10**9))
     return int(cores)
