@@ -88,7 +88,7 @@ def test_a_plan_gives_it_whole_layers_behind_the_cards_and_serve_goes_on_without
     request = PlacementRequest(
         str(path), asked, ProjectorOptions(None, None), 64, 64, 0, count_experts=False, embeds=False
     )
-    model = ServedModel(request, placer, Served(placer.model, placer.operators, plan, "as asked"), None, None)
+    model = ServedModel(request, placer, Served(placer.model, placer.operators, plan, "as asked"), None)
     settings = ServerSettings(Address("127.0.0.1", 8080), 1, 1, None, "large", None)
     program = Path("llama-server")
     wanted = model.launch(model.wanted, tmp_path, program, settings)

@@ -408,7 +408,7 @@ def maker(monkeypatch):
     monkeypatch.setattr(
         ArmMaker, "_fit", lambda self, name, options=None: ArmSpec(name, self.setting, StockPlacement(-1))
     )
-    return ArmMaker(SimpleNamespace(has_device=True, device=SimpleNamespace(is_pair=False)), SETTING)
+    return ArmMaker(SimpleNamespace(has_device=True), SETTING)
 
 
 @pytest.mark.parametrize("name", ["stock-fit", "stock-cpu"])
