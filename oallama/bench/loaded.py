@@ -1,6 +1,6 @@
-"""Loads an arm in its own process: with stock llama.cpp alone, or with the engine under a plan.
+"""Loads an arm in its own process: stock llama.cpp's placement, or a plan (run/load.py).
 
-Both give a llama_context to time on.
+Both return a llama_context to time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LoadedModel:
 
 
 def load_arm(spec: ArmSpec) -> LoadedModel:
-    """Load the spec. Raises the errors of llama.cpp and the engine."""
+    """Load an arm. Raises the errors of load_stock and of Placer.llama."""
     return load_stock(spec.setting.load, spec.stock) if spec.stock is not None else load_planned(spec)
 
 
@@ -92,7 +92,7 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
 
 
 def load_planned(spec: ArmSpec) -> LoadedModel:
-    """Load a plan, as `oallama run --plan` would."""
+    """Load a plan into this process, as `Placer.llama` does."""
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.plan.split import device_share

@@ -51,9 +51,8 @@ def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
 def stock_plan(
     on: ModelOnDevice, workload: Workload, placement: StockPlacement, priced: bool = True, name: str = FIT
 ) -> Plan:
-    """Stock llama.cpp's placement, attention and choice of host memory as a plan of ours, for the engine to load: the
-    very configuration that the stock arm has. priced False: without a profile; such a plan predicts nothing. name: of
-    the policy."""
+    """Stock llama.cpp's placement, attention and choice of host memory as a Plan: the configuration of the stock arm.
+    priced False: without a profile; such a plan predicts nothing. name: of the policy."""
     if on.device.is_pair:  # stock llama.cpp has no such device
         return stock_cpu_plan(on, workload)
     n_layer = on.model.n_layer

@@ -123,8 +123,8 @@ def stock_command(
     backend: Backend | None = None,
     counts: bool = False,
 ) -> tuple[dict[str, str], list[str]]:
-    """(environment variables to set, arguments with the program first): the load that an engine makes of the plan
-    (device/load_params.py). `--fit off` keeps llama.cpp from changing it.
+    """(environment variables to set, arguments with the program first). They load the plan as a no_alloc load verified
+    it (device/load_params.py). `--fit off` keeps llama.cpp from changing the placement.
 
     The plan's layouts are those that the CPU has (run/weight_places.py). plugin: needed where needs_plugin says so.
     backend: of the plan's device, if the program does not have it itself. counts: the plug-in counts how often experts

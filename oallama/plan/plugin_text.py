@@ -1,5 +1,6 @@
 """A plan as the text that libggml-oallama reads (ggml_bridge/native/split/ggml-oallama.h): which slice of which tensor
-lies where. The engine hands it over in memory, stock binaries read it from the file that OALLAMA_PLAN names.
+lies where. llama-server and other stock programs read it from the file that OALLAMA_PLAN names; a load into this
+process (run/split.py) passes it in memory.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class NoAllocLoads:
                 self._together.no_alloc_loader = None
 
     def settings(self, workload: Workload, placement: Placement, attention: Attention) -> LoadSettings:
-        """The engine's load settings for a placement."""
+        """Load settings of a placement."""
         from oallama.device.load_params import LoadSettings
         from oallama.run.weight_places import weight_places
 

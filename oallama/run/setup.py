@@ -1,4 +1,4 @@
-"""Set-up and release of an engine: checks of plan and device, and freeing in order."""
+"""Checks of a plan before it is loaded: its device, its layers, the host's memory; and freeing in order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from oallama.plan.plan import Plan
 
 
 def release(held: ExitStack) -> None:
-    """Free what an engine holds, the last made first. A Ctrl-C waits until all is done: a worker that ends before what
-    lies on it is freed takes this process with it."""
+    """Free what a load holds, in reverse order. Ctrl-C is delayed until the end: a worker that ends before its buffers
+    are freed takes this process with it."""
     with held_interrupt():
         held.close()
 

@@ -1,4 +1,4 @@
-"""The operators of a plan that the split backend computes: its plan handed over, and what loading made of it."""
+"""A plan's split operators in this process: the plan text for the split back end, and the plan as it was loaded."""
 
 from __future__ import annotations
 
