@@ -31,7 +31,7 @@ class LoadedModel:
 
     device: ggml's name, of several between commas, "none" without one. params: the llama_context_params that the
     context was made with. buffers: what it holds now, as the first decodes take some memory. device_share: operator ->
-    share of its weight on the device, of those that the split backend holds.
+    share of its weight on the device, of those that the split back end holds.
     """
 
     device: str

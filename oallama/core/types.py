@@ -28,7 +28,7 @@ CPU_PAIR = "cpu-pair"
 """Name of the second of two CPU backends that stand for a CPU and a device."""
 
 SPLIT_LAYOUT = "OALLAMA_Split"
-"""The split backend's buffer type: a weight in it lies partly in host memory, partly on the device."""
+"""The split back end's buffer type: a weight in it lies partly in host memory, partly on the device."""
 
 DEVICE_LAYOUT = "device"
 """`layout` of a case measured on a device: the device's own default buffer type."""
@@ -37,7 +37,7 @@ PLAIN_LAYOUT = "CPU"
 """`layout` of weights in ggml's CPU buffer type, not repacked."""
 
 PLAIN_BUFT = "OALLAMA_CPU"
-"""Plain host memory by the name that the split backend gives it: `CPU` in stock llama.cpp's -ot is any layout."""
+"""Plain host memory by the name that the split back end gives it: `CPU` in stock llama.cpp's -ot is any layout."""
 
 FORCED_PLAIN_LAYOUT = "CPU_Mapped"
 """ggml's second buffer type for plain memory. An override to it means plain memory, where one to PLAIN_LAYOUT leaves it

@@ -1,11 +1,11 @@
-"""Blocks, which the split backend computes as one: a whole FFN, its gate and up, or a single mul-mat.
+"""Blocks, which the split back end computes as one: a whole FFN, its gate and up, or a single mul-mat.
 
 Gate, up and down of an FFN that are cut at the same element form one block: each side computes its slice of all of it,
 inputs are sent once and partial sums are joined once (ScheInfer III-B, Eq. 1 and 2). So do gate and up alone, whose
 result is what the GLU makes of both. Anything else is a block alone, and so is each mul-mat of an FFN whose mul-mats
 are cut at different elements.
 
-Blocks between which llama.cpp computes nothing of its own are one run of the split backend, which holds the inputs and
+Blocks between which llama.cpp computes nothing of its own are one run of the split back end, which holds the inputs and
 results of all of them until it ends.
 """
 
@@ -33,7 +33,7 @@ LOGITS_CHUNK = 64
 if all were."""
 
 SUM_BYTES = 256 * KIB
-"""Bytes of results that need not come back, from which on the split backend weights and adds up each side's results
+"""Bytes of results that need not come back, from which on the split back end weights and adds up each side's results
 of a token's experts before it joins them."""
 
 
@@ -104,7 +104,7 @@ class SplitBlock:
 
 
 def can_split(operator: Operator) -> bool:
-    """Whether the split backend may have this operator: an FFN's, or one of LONE_ROLES, that is long enough to be cut.
+    """Whether the split back end may have this operator: an FFN's, or one of LONE_ROLES, that is long enough to be cut.
 
     Tied embeddings are read by a look-up too, and stacks of matrices that are not experts (MLA) as views.
     """

@@ -64,9 +64,9 @@ NO_TRANSFER = TransferRates(LinearFit(0.0, 0.0, 1.0), LinearFit(0.0, 0.0, 1.0), 
 def transfer_rates(profile: Profile) -> TransferRates:
     """The rates of a profile; without a device, nothing counts.
 
-    Activations cross from and to pinned memory where the device has any: llama.cpp that was told of a device keeps the
-    CPU's activations there, and the split backend goes through staging there. A profile without d2h_pinned is priced as
-    it was measured, in pageable memory.
+    Activations are copied from and to pinned memory if the device has any: llama.cpp keeps the CPU's activations in it
+    if it was given the device, and the split back end stages there. A profile without d2h_pinned is priced as it was
+    measured, in pageable memory.
     """
     if not profile.link:
         return NO_TRANSFER

@@ -232,7 +232,7 @@ def transfer_seconds(
     sliced: Collection[int] = (),
 ) -> float:
     """Seconds of device copies over all passes, between the layers of the window (None: all). What is offloaded in a
-    large batch is on the device there, and takes norms and attention along; slices are the split backend's, which
+    large batch is on the device there, and takes norms and attention along; slices are the split back end's, which
     nobody offloads. What another device computes is not on this one, but crosses to that one and back."""
     if costs.to_first is not None:
         moved = device_copies(costs.graph, on_device, first_device_layer, window)

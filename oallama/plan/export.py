@@ -42,7 +42,7 @@ _SLEEPING_THREADS = ["--poll", "0"]
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """Paths that a stock program needs for what only the plug-in can do: libggml-oallama, and, for split operators, the
+    """Paths that a stock program needs for what only the plugin can do: libggml-oallama, and, for split operators, the
     text of plan/plugin_text.py."""
 
     library: str
@@ -59,13 +59,13 @@ class Backend:
 
 
 def splits(plan: Plan, operators: Sequence[Operator], counts: bool = False) -> bool:
-    """Whether stock llama.cpp needs the plug-in's plan file: the plan splits or streams an operator, or, where counts,
-    has experts on the host whose uses the plug-in counts."""
+    """Whether stock llama.cpp needs the plugin's plan file: the plan splits or streams an operator, or, where counts,
+    has experts on the host whose uses the plugin counts."""
     return bool(split_names(plan, operators, counts))
 
 
 def needs_plugin(plan: Plan, operators: Sequence[Operator], target: Target = "llama-server") -> bool:
-    """Whether stock llama.cpp runs the plan with the plug-in only: an operator is split, or in a layout of the CPU that
+    """Whether stock llama.cpp runs the plan with the plugin only: an operator is split, or in a layout of the CPU that
     stock llama.cpp has no name for."""
     patterns = host_patterns(operators, plan.operators, (), devices_with_n_g(plan.split_settings))
     return any(_buft(layout, target) != CPU_DEVICE for _, layout in patterns)
@@ -127,7 +127,7 @@ def stock_command(
     it (device/load_params.py). `--fit off` keeps llama.cpp from changing the placement.
 
     The plan's layouts are those that the CPU has (run/weight_places.py). plugin: needed where needs_plugin says so.
-    backend: of the plan's device, if the program does not have it itself. counts: the plug-in counts how often experts
+    backend: of the plan's device, if the program does not have it itself. counts: the plugin counts how often experts
     are used. Raises PlanError for a device that no other program has, and where a stock program cannot do what the plan
     says.
     """
@@ -135,7 +135,7 @@ def stock_command(
     if splits(plan, operators) and device == "none":
         raise PlanError("the plan splits operators, so it needs a device")
     if plugin is None and (counts or needs_plugin(plan, operators, target)):
-        raise PlanError("the plan splits operators or names layouts of the CPU, so it needs the plug-in")
+        raise PlanError("the plan splits operators or names layouts of the CPU, so it needs the plugin")
     overridden, with_n_g = _overridden(plan, operators), devices_with_n_g(plan.split_settings)
     patterns = host_patterns(overridden, plan.operators, all_tensor_names, with_n_g, counts)
     if device == "none":  # llama.cpp chooses where the plan names nothing
@@ -143,7 +143,7 @@ def stock_command(
     arguments = [target, "-m", plan.model_path, *_workload(plan, target), *_attention(plan.attention)]
     arguments += ["--rpc", ",".join(one.endpoint for one in spec.servers)] if spec.servers else []
     between = "/" if target == "llama-bench" else ","  # llama-bench would run once for each value between commas
-    # llama.cpp would keep a compute buffer on a device that no layer goes to; the plug-in uses it by itself
+    # llama.cpp would keep a compute buffer on a device that no layer goes to; the plugin uses it by itself
     n_layers = 0 if device == "none" else plan.n_gpu_layers
     told = device if n_layers or plan.stock else "none"
     arguments += ["--device", told.replace(",", between), "-ngl", str(n_layers)]

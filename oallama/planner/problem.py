@@ -177,7 +177,7 @@ def measured(
     problem: Problem, workload: Workload, placement: Placement, capacity: int | None = None
 ) -> MemoryBreakdown:
     """The memory breakdown of a placement: what a no_alloc load says llama.cpp takes, with split operators on the host,
-    and their slices, which are the split backend's own. `spare` may be negative. capacity: bytes of the device; None:
+    and their slices, which are the split back end's own. `spare` may be negative. capacity: bytes of the device; None:
     as that load found it."""
     taken = problem.no_alloc_load(workload, placement)
     if placement.device_layers:

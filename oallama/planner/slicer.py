@@ -240,7 +240,7 @@ class Slicer:
         """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a
         second copy.
 
-        With n_g every layer's block is in the split backend, and none as llama.cpp would run it whole; blocks whose CC
+        With n_g every layer's block is in the split back end, and none as llama.cpp would run it whole; blocks whose CC
         is never streamed keep their layout.
         """
         fastest = tuple(map(self.fastest, kinds))

@@ -60,7 +60,7 @@ def load_placed(
     for nothing. memory_known: whether no_alloc_memory was asked of this load; else it is asked here, since native code
     must not see a file first in this process. arguments: others of llama_cpp.Llama.
 
-    Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
+    Raises PlanError (another model's plan, or one the split back end cannot do), ModelFileError, DoesNotFit (the host's
     memory), DeviceError, UsageError, BridgeError.
     """
     plan = plan.without_own_drafts
@@ -131,7 +131,7 @@ def _load_llama(
     that it is there, also where this is interrupted.
 
     Raises ModelFileError if a file changed since it was checked, ModelFileError, DeviceError if llama.cpp or the
-    split backend refuses, BridgeError, KeyboardInterrupt.
+    split back end refuses, BridgeError, KeyboardInterrupt.
     """
     from oallama.run.placed_llama import PlacedLlama
 

@@ -1,4 +1,4 @@
-"""What the plug-in of a stock program tells of its work, in a file that it replaces whole (native/split/report.h)."""
+"""What the plugin of a stock program tells of its work, in a file that it replaces whole (native/split/report.h)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ExpertUses:
 
 @dataclass(frozen=True, slots=True)
 class PluginReport:
-    """Counts since the program loaded the plug-in; bytes that it held when the report was written.
+    """Counts since the program loaded the plugin; bytes that it held when the report was written.
 
     request: number of the last request that was answered. usable: whether what was loaded can compute; problems: what
     did not come to lie as planned. single: stats of batches of one token alone. emulated: None if no emulated device
@@ -124,7 +124,7 @@ def reports_in(folder: Path) -> Iterator[PluginReport]:
 
 
 def ask_report(folder: Path, pid: int, timeout_s: float) -> PluginReport | None:
-    """Make a process write its report now. None if it does not in time, or has no plug-in."""
+    """Make a process write its report now. None if it does not in time, or has no plugin."""
     path = folder / REPORT_FILES.replace("%p", str(pid))
     number = time.monotonic_ns()
     try:

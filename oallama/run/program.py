@@ -123,7 +123,7 @@ def _version_of(library: Path | None) -> str | None:
 
 def _ggml_base(program: Path) -> Path | None:
     """The ggml library that a program is linked with; None if it is not found. A program with ggml inside cannot run
-    plug-ins."""
+    plugins."""
     for folder in (program.resolve().parent, program.resolve().parent.parent / "lib"):
         if (folder / soname("ggml-base")).is_file():
             return folder / soname("ggml-base")
@@ -168,11 +168,11 @@ def launch(
     environment: Mapping[str, str],
     counts: bool = False,
 ) -> Launch:
-    """How to start it with a plan, whose layouts are those that the CPU has. folder: for what it and its plug-in
+    """How to start it with a plan, whose layouts are those that the CPU has. folder: for what it and its plugin
     exchange with us: PLAN_FILE, and reports (run/plugin_report.py); and for PAGE_FOLDER, which it shows where it has no
     page. counts: of how often experts are used.
 
-    Raises PlanError for a plan that llama-server cannot run, BridgeError if the plug-in is not built, and OSError.
+    Raises PlanError for a plan that llama-server cannot run, BridgeError if the plugin is not built, and OSError.
     """
     plugin, backend = None, stock_backend(plan.device, environment)
     tells = counts or parse_device(plan.device).is_emulated  # of experts' uses, or of how the card kept time

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LoadedSplit:
-    """A plan in the split backend, for one model. Methods talk to this process only, never to a device."""
+    """A plan in the split back end, for one model. Methods talk to this process only, never to a device."""
 
     def __init__(self, backend: SplitBackend, plan: SplitPlan, device: OpenDevice, beside: Mapping[str, int]) -> None:
         """beside: of each split operator, which of the devices it is split beside."""
@@ -89,7 +89,7 @@ def open_split(
     n_layer: int,
     device: OpenDevice,
 ) -> LoadedSplit | None:
-    """Hand the plan to the split backend, which is loaded for it; None for a plan that splits nothing.
+    """Hand the plan to the split back end, which is loaded for it; None for a plan that splits nothing.
 
     placements: the plan's, with the layouts that this CPU has. Raises PlanError for what the backend refuses,
     DeviceError, BridgeError.
@@ -104,7 +104,7 @@ def open_split(
         backend = load_bridge().split()
         return LoadedSplit(backend, backend.plan(text), device, {row.name: row.device for row in usable.operators})
     except (ValueError, ggml_bridge.Unsupported) as error:
-        raise PlanError(f"the split backend refuses the plan: {error}") from None
+        raise PlanError(f"the split back end refuses the plan: {error}") from None
     except ggml_bridge.OutOfMemory as error:
         raise DeviceError(f"cannot use the plan's device: {error}; {SMALLER}") from None
     except ggml_bridge.BridgeError as error:

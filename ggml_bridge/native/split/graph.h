@@ -39,7 +39,7 @@ namespace oallama {
 // operations
 //
 
-// Whether the split backend computes this operation in this device's memory, or, NULL, in the host's (supports_op of
+// Whether the split back end computes this operation in this device's memory, or, NULL, in the host's (supports_op of
 // ggml's device interface).
 bool claims(const ggml_tensor * op, ggml_backend_dev_t memory);
 
