@@ -169,7 +169,7 @@ class BlockContext:
 
 @dataclass(frozen=True)
 class BlockType:
-    """Mul-mats, layout and context that blocks of one cost share. A value, whose hash is computed once."""
+    """A kind of block: its mul-mats, layout and context. Blocks of one type have the same price. Hashed once."""
 
     block: SplitBlock
     gemms: Gemms
@@ -239,7 +239,7 @@ class Block:
     inter_block_share: float = 1.0  # of the mean inter-block time between blocks, what lies before this one
 
     def in_layout(self, layout: str | None) -> BlockType | None:
-        return next((cost for cost in self.types if cost.layout == layout), None)
+        return next((kind for kind in self.types if kind.layout == layout), None)
 
 
 def block_types(kernels: Kernels, operators: Sequence[Operator], block: SplitBlock) -> tuple[BlockType, ...]:
@@ -280,7 +280,7 @@ def both_sides(
     return BlockTimes(0.0, send_s, cpu_s, steps, join_s, late_s, issue_s, 0.0, beside)
 
 
-def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
+def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
     """The tasks of a block of which the device has so many experts whole, without the inter-block time before it.
 
     The CPU computes misses, one row each: of one token it reads their experts; of a prompt it reads those that are
@@ -291,28 +291,28 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     in vain, and each comes back by itself, half of them at least while others are computed. Of a token it computes as
     many rows as may be hits, whether they are or not: those in vain read a hit's expert once more.
     """
-    rows = n_outputs if cost.outputs_only else n_tokens
+    rows = n_outputs if kind.outputs_only else n_tokens
     if rows <= 0:
         return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
-    use, n_expert, n_used = cost.use or experts_alike(cost.n_expert), cost.n_expert, cost.gemms[0].mul_mat.n_expert_used
+    use, n_expert, n_used = kind.use or experts_alike(kind.n_expert), kind.n_expert, kind.gemms[0].mul_mat.n_expert_used
     n_rows, miss = min(n_used, n_hot - use.follows), 1.0 - use.coverage(n_hot, n_tokens)
     packed = use.follows and rows > 1
-    device_copy = _hot_copies(cost, rates, n_hot, rows, miss, packed, n_rows)
+    device_copy = _hot_copies(kind, rates, n_hot, rows, miss, packed, n_rows)
     behind_s, launch_s = device_copy.staged_out_s, device_copy.launch_s + device_copy.staged_in_s
-    each_s = rates.weights.seconds(sum(gemm.bytes for gemm in cost.gemms) / n_expert)
+    each_s = rates.weights.seconds(sum(gemm.bytes for gemm in kind.gemms) / n_expert)
 
     def times_of(cpu_s: float, gpu_s: float, more_s: float = 0.0) -> BlockTimes:
         late = device_copy._replace(join_s=device_copy.join_s + more_s)
         return both_sides(rates, late, (DeviceStep(0.0, gpu_s + behind_s, launch_s),), cpu_s, rows)
 
     if rows > 1:
-        cpu_s, left = _misses_of_batch(cost, n_hot, rows, miss, packed, each_s, behind_s)
-        return times_of(cpu_s, cost.gemms.gpu_s(1.0 - left * miss if packed else n_rows / n_used, rows))
+        cpu_s, left = _misses_of_batch(kind, n_hot, rows, miss, packed, each_s, behind_s)
+        return times_of(cpu_s, kind.gemms.gpu_s(1.0 - left * miss if packed else n_rows / n_used, rows))
 
     def sides(by_cpu: int, fetched: int) -> tuple[float, float]:
         """Seconds of the CPU's rows, and of the others, behind what is fetched."""
-        gpu_s = fetched * each_s + cost.gemms.gpu_s(max(1, n_used - by_cpu) / n_used, 1)
-        return cost.gemms.cpu_s(by_cpu / n_used, 1), gpu_s
+        gpu_s = fetched * each_s + kind.gemms.gpu_s(max(1, n_used - by_cpu) / n_used, 1)
+        return kind.gemms.cpu_s(by_cpu / n_used, 1), gpu_s
 
     def fastest(n_missed: int) -> tuple[float, float, float]:
         """Seconds of a token that misses so many, and of these on either side."""
@@ -332,25 +332,25 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
 
 
 def _hot_copies(
-    cost: BlockType, rates: SliceRates, n_hot: int, rows: int, miss: float, packed: bool, n_rows: int
+    kind: BlockType, rates: SliceRates, n_hot: int, rows: int, miss: float, packed: bool, n_rows: int
 ) -> DeviceCopy:
     """Device copies of such a block; the biases of experts in slots are there since before. miss: share of its experts'
     uses; packed: the device computes no row in vain; n_rows: else of each token, what it computes."""
-    block, hot_block, link, n_used = cost.block, cost.hot(n_hot), rates.transfer, cost.gemms[0].mul_mat.n_expert_used
+    block, hot_block, link, n_used = kind.block, kind.hot(n_hot), rates.transfer, kind.gemms[0].mul_mat.n_expert_used
     returned = block.returned + block.returned_each * block.extent  # of all experts of a token
     n_up, n_down = hot_block.upload_bytes(hot_block.extent, rows), hot_block.download_bytes(hot_block.extent, rows)
     joined, n_biases, n_copies = n_down // F32 + miss * returned * rows, 0, 2  # slots and weights are one
     n_numbers = n_rows * rows * (2 if hot_block.n_summed(rows) > 1 else 1)
     if packed:
-        n_down, joined, n_biases = returned * rows * F32 // 2, returned * rows, block.biases * cost.n_expert * F32
+        n_down, joined, n_biases = returned * rows * F32 // 2, returned * rows, block.biases * kind.n_expert * F32
         n_numbers = n_used * rows * (3 if block.biases else 2)
-        n_copies = 4 + len(cost.gemms) if block.biases else 3
-    if cost.context.resident:
+        n_copies = 4 + len(kind.gemms) if block.biases else 3
+    if kind.context.resident:
         n_up, n_copies = n_numbers * F32, n_copies - 1
         if not packed:
             n_up, n_down, joined = 2 * n_rows * rows * F32, 0, miss * returned * rows
     device_copy = rates.device_copy(n_up + n_biases, n_down, joined, 1, n_copies)
-    if not cost.context.resident:
+    if not kind.context.resident:
         return device_copy
     # input, experts and routing weights come down in copies of their own with one wait; what the host has goes up, is
     # launched and added
@@ -360,15 +360,15 @@ def _hot_copies(
 
 
 def _misses_of_batch(
-    cost: BlockType, n_hot: int, rows: int, miss: float, fetches: bool, each_s: float, behind_s: float
+    kind: BlockType, n_hot: int, rows: int, miss: float, fetches: bool, each_s: float, behind_s: float
 ) -> tuple[float, float]:
     """(seconds of the missed experts of several tokens, share of their rows that the CPU computes). fetches: the link
     brings those with the most rows, each in each_s; the device computes them, and copies their results for behind_s."""
     if miss <= 0:
         return 0.0, 1.0
-    mul_mat, linear = cost.gemms[0].mul_mat, cost.gemms.at(rows)
-    expert_s = cost.gemms.at(1).cpu_linear_s / mul_mat.n_expert_used
-    left = (cost.use or experts_alike(cost.n_expert)).left(mul_mat, n_hot, rows)
+    mul_mat, linear = kind.gemms[0].mul_mat, kind.gemms.at(rows)
+    expert_s = kind.gemms.at(1).cpu_linear_s / mul_mat.n_expert_used
+    left = (kind.use or experts_alike(kind.n_expert)).left(mul_mat, n_hot, rows)
     n_missed, _ = left[0]
 
     def shared(n_experts: float, of_rows: float) -> tuple[float, float, float]:
@@ -376,20 +376,20 @@ def _misses_of_batch(
         the experts, or multiplies, whichever takes longer."""
         cpu_s = linear.cpu_alpha_s + max(of_rows * miss * linear.cpu_linear_s, n_experts * expert_s)
         both_s = max(cpu_s if n_experts > 0 else 0.0, (n_missed - n_experts) * each_s)
-        return max(both_s, cost.gemms.gpu_s(1.0 - of_rows * miss, rows) + behind_s), both_s, of_rows
+        return max(both_s, kind.gemms.gpu_s(1.0 - of_rows * miss, rows) + behind_s), both_s, of_rows
 
     _, both_s, of_rows = min(starmap(shared, left if fetches else left[:1]))
     return both_s, of_rows
 
 
-def inter_block_times(cost: BlockType, n_tokens: int) -> tuple[float, float]:
+def inter_block_times(kind: BlockType, n_tokens: int) -> tuple[float, float]:
     """Seconds between two blocks, in the mean, and of these those in which the CPU works."""
-    inter_block_s = interpolate(cost.context.inter_block, n_tokens)
-    return inter_block_s, min(inter_block_s, interpolate(cost.context.inter_block_cpu, n_tokens))
+    inter_block_s = interpolate(kind.context.inter_block, n_tokens)
+    return inter_block_s, min(inter_block_s, interpolate(kind.context.inter_block_cpu, n_tokens))
 
 
 def slice_times(
-    cost: BlockType, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1
+    kind: BlockType, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1
 ) -> BlockTimes:
     """The tasks of a block in a pass over n_tokens tokens, of which n_g use the CC slice on the device (CG'), and
     n_outputs give logits, without the inter-block time before it.
@@ -399,22 +399,22 @@ def slice_times(
     n_g.
     """
     if cut.n_hot:
-        return hot_times(cost, rates, cut.n_hot, n_tokens, n_outputs)
-    rows = n_outputs if cost.outputs_only else n_tokens
-    if cost.outputs_only or not cost.takes_n_g:
+        return hot_times(kind, rates, cut.n_hot, n_tokens, n_outputs)
+    rows = n_outputs if kind.outputs_only else n_tokens
+    if kind.outputs_only or not kind.takes_n_g:
         n_g = 0
     prime = cut.cc > 0 and n_g > 0
     if cut.is_whole and not prime:
-        return _whole_times(cost, rates, n_tokens, rows)
+        return _whole_times(kind, rates, n_tokens, rows)
     if rows <= 0:
         return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
     extent = cut.extent
     cc, cg, gg = cut.cc / extent, cut.cg / extent, cut.gg / extent
-    block = cost.block
+    block = kind.block
 
     # of CC too what all tokens use, not only the last n_g
-    gaps = () if cost.use is None else cost.use.gaps
-    parts = [cost.gemms.streamed(share, rows, gaps) for share in (cg, cc if prime else 0.0)]
+    gaps = () if kind.use is None else kind.use.gaps
+    parts = [kind.gemms.streamed(share, rows, gaps) for share in (cg, cc if prime else 0.0)]
     streamed, late_bytes = sum(part.bytes for part in parts), sum(part.late_bytes for part in parts)
     copy_s = rates.weights.seconds(streamed)
     late_s = copy_s * late_bytes / streamed if streamed else 0.0
@@ -427,8 +427,8 @@ def slice_times(
     streams = cg > 0 or prime
     n_steps = (gg > 0) + streams
     device_copy, wait_s = NO_DEVICE_COPY, 0.0
-    if gg < 1 and cost.context.resident:
-        device_copy, wait_s = _resident_copy(cost, rates, cut, rows, rows - n_g, n_steps)
+    if gg < 1 and kind.context.resident:
+        device_copy, wait_s = _resident_copy(kind, rates, cut, rows, rows - n_g, n_steps)
     elif gg < 1:
         elements = extent if prime else cut.cg + cut.gg
         n_device = n_g if cut.is_whole else rows  # tokens that the device computes something of
@@ -437,22 +437,22 @@ def slice_times(
     launch_s, behind_s = device_copy.launch_s + device_copy.staged_in_s, device_copy.staged_out_s
     steps: tuple[DeviceStep, ...] = ()
     if streams:
-        gpu_s = cost.gemms.gpu_s(cg, rows) + cost.gemms.gpu_s(cc, n_g) + behind_s
+        gpu_s = kind.gemms.gpu_s(cg, rows) + kind.gemms.gpu_s(cc, n_g) + behind_s
         steps = (DeviceStep(copy_s, gpu_s, 0.0 if gg > 0 else launch_s),)
     if gg > 0:
-        gpu_s = cost.gemms.gpu_s(gg, rows) + (0.0 if streams else behind_s)
+        gpu_s = kind.gemms.gpu_s(gg, rows) + (0.0 if streams else behind_s)
         steps = (DeviceStep(0.0, gpu_s, launch_s), *steps)
-    cpu_s = wait_s + cost.gemms.cpu_s(cc, rows - n_g)
+    cpu_s = wait_s + kind.gemms.cpu_s(cc, rows - n_g)
     return both_sides(rates, device_copy, steps, cpu_s, rows, issue_s, late_s)
 
 
 def _resident_copy(
-    cost: BlockType, rates: SliceRates, cut: Cut, rows: int, n_host: int, n_steps: int
+    kind: BlockType, rates: SliceRates, cut: Cut, rows: int, n_host: int, n_steps: int
 ) -> tuple[DeviceCopy, float]:
     """(copies of a block that lives on the device, seconds that the thread then waits for its input): the device reads
     the input where it is; two launches, as it adds what the thread sends, and llama.cpp goes on. n_host: tokens that
     the thread computes CC of."""
-    block, link = cost.block, rates.transfer
+    block, link = kind.block, rates.transfer
     send_s, join_s, wait_s = n_steps * link.launch_issue_s, link.split_s, 0.0
     if cut.cc > 0:  # else nothing crosses
         input_s = link.copy_out.seconds(block.upload_bytes(cut.extent, n_host, rows))
@@ -464,11 +464,11 @@ def _resident_copy(
     return DeviceCopy(send_s, join_s, link.launch_s), wait_s
 
 
-def _whole_times(cost: BlockType, rates: SliceRates, n_tokens: int, rows: int) -> BlockTimes:
+def _whole_times(kind: BlockType, rates: SliceRates, n_tokens: int, rows: int) -> BlockTimes:
     """The tasks of a block of which nothing is on the device."""
-    whole_s = cost.gemms.cpu_s(1.0, rows) if cost.context.whole is None else interpolate(cost.context.whole, n_tokens)
-    away_s = interpolate(cost.context.copies_if_whole, n_tokens) if cost.context.resident else 0.0
-    copy_s = min(whole_s, interpolate(cost.context.offload, n_tokens)) if cost.context.whole is not None else 0.0
+    whole_s = kind.gemms.cpu_s(1.0, rows) if kind.context.whole is None else interpolate(kind.context.whole, n_tokens)
+    away_s = interpolate(kind.context.copies_if_whole, n_tokens) if kind.context.resident else 0.0
+    copy_s = min(whole_s, interpolate(kind.context.offload, n_tokens)) if kind.context.whole is not None else 0.0
     if copy_s > 0:
         offload = (DeviceStep(copy_s, whole_s - copy_s),)
         return BlockTimes(away_s, 0.0, 0.0, offload, 0.0, interference=rates.beside(n_tokens), offloaded=True)
@@ -491,18 +491,18 @@ class Pricing:
         return other
 
     def block_times(
-        self, cost: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1, inter_block_share: float = 1.0
+        self, kind: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1, inter_block_share: float = 1.0
     ) -> BlockTimes:
         """The tasks of a block after its share of the inter-block time."""
-        inter_block_s, inter_block_cpu_s = self.inter_block_times(cost, n_tokens)
-        times = slice_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
+        inter_block_s, inter_block_cpu_s = self.inter_block_times(kind, n_tokens)
+        times = slice_times(kind, self.rates, cut, n_tokens, n_g, n_outputs)
         return times.behind(inter_block_share * inter_block_s, inter_block_share * inter_block_cpu_s)
 
-    def _seconds(self, cost: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
+    def _seconds(self, kind: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         """Steady-state seconds per block."""
-        inter_block_s, inter_block_cpu_s = self.inter_block_times(cost, n_tokens)
-        sliced = not cut.is_whole or (n_g > 0 and cost.takes_n_g and not cost.outputs_only)
-        times, times_s = self.tasks(cost.without_context if sliced else cost, cut, n_tokens, n_g, n_outputs)
+        inter_block_s, inter_block_cpu_s = self.inter_block_times(kind, n_tokens)
+        sliced = not cut.is_whole or (n_g > 0 and kind.takes_n_g and not kind.outputs_only)
+        times, times_s = self.tasks(kind.without_context if sliced else kind, cut, n_tokens, n_g, n_outputs)
         if times_s is None:
             return own_cycle_seconds(
                 times, times.inter_block_s + inter_block_s, times.inter_block_cpu_s + inter_block_cpu_s, self.streaming
@@ -510,9 +510,9 @@ class Pricing:
         return inter_block_s + times_s
 
     def _tasks(
-        self, cost: BlockType, cut: Cut, n_tokens: int, n_g: int, n_outputs: int
+        self, kind: BlockType, cut: Cut, n_tokens: int, n_g: int, n_outputs: int
     ) -> tuple[BlockTimes, float | None]:
         """(a block without a inter-block time, its seconds; None: they depend on the inter-block time, in which its
         copies go on)."""
-        times = slice_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
+        times = slice_times(kind, self.rates, cut, n_tokens, n_g, n_outputs)
         return times, None if runs_ahead([times], self.streaming) else cycle_seconds([times], self.streaming)

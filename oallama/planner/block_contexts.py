@@ -163,9 +163,9 @@ class BlockContexts:
         for block in family_blocks(operators, members, cuts):
             first, types = operators[block.operators[0]], block_types(self._problem.kernels, operators, block)
             outputs_only = computes_outputs_only(first, n_run)
-            has_plain = any(cost.layout == PLAIN_LAYOUT for cost in types)  # which the device reads
+            has_plain = any(kind.layout == PLAIN_LAYOUT for kind in types)  # which the device reads
             streamable = takes_n_g(first) and not block.biases and has_plain
-            types = tuple(replace(cost, outputs_only=outputs_only, takes_n_g=streamable) for cost in types)
+            types = tuple(replace(kind, outputs_only=outputs_only, takes_n_g=streamable) for kind in types)
             blocks.append((block, self._types.setdefault(types, types)))
         return blocks
 
@@ -234,7 +234,7 @@ def _alike(cuts: Sequence[Hashable]) -> tuple[int, ...]:
 
 
 def _types_behind(types: Types, behind: Behind) -> Types:
-    return tuple(cost.behind(behind) for cost in types)
+    return tuple(kind.behind(behind) for kind in types)
 
 
 def _cuts_of(placement: Placement) -> Sequence[Hashable]:

@@ -75,12 +75,12 @@ TokenTable = tuple[tuple[int, int], ...]
 """((n_tokens, n_g), ...) with ascending n_tokens: Plan.token_assignment."""
 
 
-def best_cg(cost: BlockType, gg: int, seconds: Callable[[Cut], float]) -> tuple[Cut, float]:
+def best_cg(kind: BlockType, gg: int, seconds: Callable[[Cut], float]) -> tuple[Cut, float]:
     """The best CC and CG beside gg elements on the device, and its seconds; of equals, the least CG. Eq. 13.
 
     gg: elements such that the rest is a multiple of the block's step, or all of the extent.
     """
-    step, rest = cost.block.step, cost.block.extent - gg
+    step, rest = kind.block.step, kind.block.extent - gg
     n_steps = ceil(rest / step)
 
     def cut(n_streamed: int) -> Cut:
@@ -92,29 +92,29 @@ def best_cg(cost: BlockType, gg: int, seconds: Callable[[Cut], float]) -> tuple[
     return cut(n_streamed), best_s
 
 
-def pass_seconds(layers: CutBlocks, on: Pricing, n_tokens: int, n_g: int) -> float:
-    """Seconds of all layers in a pass over n_tokens tokens, one of which gives logits; each among others like it."""
-    return counted_seconds(count_blocks(layers), on, n_tokens, n_g)
+def pass_seconds(cut_blocks: CutBlocks, on: Pricing, n_tokens: int, n_g: int) -> float:
+    """Seconds of the blocks in a pass over n_tokens tokens, one of which gives logits: steady-state seconds of each."""
+    return counted_seconds(count_blocks(cut_blocks), on, n_tokens, n_g)
 
 
-def count_blocks(layers: CutBlocks) -> Counted:
+def count_blocks(cut_blocks: CutBlocks) -> Counted:
     """One of each kind of block with each cut, and how many there are."""
-    return [(*layer, count) for layer, count in Counter(layers).items()]
+    return [(*cut_block, count) for cut_block, count in Counter(cut_blocks).items()]
 
 
-def counted_seconds(layers: Counted, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
+def counted_seconds(counted: Counted, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
     """Seconds of one pass over counted blocks."""
-    return sum(count * on.seconds(cost, cut, n_tokens, n_g, n_outputs) for cost, cut, count in layers)
+    return sum(count * on.seconds(kind, cut, n_tokens, n_g, n_outputs) for kind, cut, count in counted)
 
 
-def least_n_g(layers: Counted, on: Pricing, n_tokens: int) -> tuple[int, float]:
+def least_n_g(counted: Counted, on: Pricing, n_tokens: int) -> tuple[int, float]:
     """(n_g, seconds of the pass) with the least seconds, such that the CPU's tokens come in groups (in_groups); of
     equals the smallest n_g."""
-    streamable = any(cut.cc and not cut.n_hot and cost.takes_n_g and not cost.outputs_only for cost, cut, _ in layers)
+    streamable = any(cut.cc and not cut.n_hot and kind.takes_n_g and not kind.outputs_only for kind, cut, _ in counted)
 
     @cache
     def seconds(n_g: int) -> float:
-        return counted_seconds(layers, on, n_tokens, n_g)
+        return counted_seconds(counted, on, n_tokens, n_g)
 
     if not streamable:
         return 0, seconds(0)
@@ -131,11 +131,11 @@ def in_groups(n_cpu: int, n_tokens: int) -> set[int]:
     return {n_cpu} if n_cpu in (down, 1, n_tokens) else {down, min(down + ROWS_AT_ONCE, n_tokens)}
 
 
-def token_table(layers: CutBlocks, on: Pricing, most: int, also: Collection[int] = ()) -> TokenTable:
+def token_table(cut_blocks: CutBlocks, on: Pricing, most: int, also: Collection[int] = ()) -> TokenTable:
     """n_g at the powers of two up to `most` tokens, at the lengths in `also`, and at the first prompt that has any with
     the one before it, so that interpolation does not smear the step there. Empty where no length gains."""
     lengths = sorted({2**i for i in range(most.bit_length())} | {most, *also})
-    counted = count_blocks(layers)
+    counted = count_blocks(cut_blocks)
     table = {n: least_n_g(counted, on, n)[0] for n in lengths}
     used = [n for n in lengths if table[n]]
     if not used:
@@ -235,29 +235,29 @@ class BlockOptions:
         return sum(p.count * self._on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
 
 
-def _streaming(cost: BlockType, cut: Cut, most_cg: int | None) -> Cut:
+def _streaming(kind: BlockType, cut: Cut, most_cg: int | None) -> Cut:
     """The cut with at most so many elements of CG; CC has the others."""
     if most_cg is None or cut.cg <= most_cg:
         return cut
-    rest, step = cut.cc + cut.cg, cost.block.step
+    rest, step = cut.cc + cut.cg, kind.block.step
     cc = min(ceil((rest - most_cg) / step) * step, rest)
     return Cut(cc, rest - cc, cut.gg)
 
 
-def _hot_cuts(cost: BlockType, n_values: int) -> tuple[Cut, ...]:
+def _hot_cuts(kind: BlockType, n_values: int) -> tuple[Cut, ...]:
     """i/n of the experts for i = 1..n, each rounded to whole ones."""
-    if cost.use is None:
+    if kind.use is None:
         return ()
-    least = 1 + cost.use.follows  # one slot is empty while an expert is on its way there
-    counts = {max(least, round(i * cost.n_expert / n_values)) for i in range(1, n_values + 1)}
-    return tuple(cost.all_host._replace(n_hot=n) for n in sorted(counts))
+    least = 1 + kind.use.follows  # one slot is empty while an expert is on its way there
+    counts = {max(least, round(i * kind.n_expert / n_values)) for i in range(1, n_values + 1)}
+    return tuple(kind.all_host._replace(n_hot=n) for n in sorted(counts))
 
 
-def _ascending(cost: BlockType, choices: Sequence[Choice]) -> tuple[Choice, ...]:
+def _ascending(kind: BlockType, choices: Sequence[Choice]) -> tuple[Choice, ...]:
     """Choices by ascending bytes; for equal bytes the fastest, ties in order."""
     fastest: dict[int, Choice] = {}
     for choice in choices:
-        n_bytes = cost.weight_bytes(choice[0])
+        n_bytes = kind.weight_bytes(choice[0])
         if n_bytes not in fastest or choice[1] < fastest[n_bytes][1]:
             fastest[n_bytes] = choice
     return tuple(fastest[n_bytes] for n_bytes in sorted(fastest))

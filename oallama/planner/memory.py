@@ -233,12 +233,12 @@ def most_n_g(table: TokenTable, n_ubatch: int) -> int:
     return max((linear_n_g(table, n) for n in {n_ubatch, *(n for n, _ in table if n <= n_ubatch)}), default=0)
 
 
-def ring_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
-    """Bytes of the ring for streamed weights. layers: in the order in which they run. n_g: most tokens of a batch that
-    CC is streamed for. A slot holds what a phase streams. Two slots lie at the ring's two ends, so the ring is as long
-    as the largest two phases that follow one another, the first after the last included. Any other number of slots is
-    counted as if each held the largest phase."""
-    return _ring_bytes(_runs(layers, n_ubatch, n_g), streaming, n_g)
+def ring_bytes(cut_blocks: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
+    """Bytes of the ring for streamed weights. cut_blocks: in the order in which they run. n_g: most tokens of a batch
+    that CC is streamed for. A slot holds what a phase streams. Two slots lie at the two ends of the ring, so the ring
+    is as long as the largest two consecutive phases (the first follows the last). With any other number of slots, each
+    is counted as large as the largest phase."""
+    return _ring_bytes(_runs(cut_blocks, n_ubatch, n_g), streaming, n_g)
 
 
 def _ring_bytes(runs: Sequence[Run], streaming: StreamSettings, n_g: int) -> int:
@@ -251,13 +251,13 @@ def _ring_bytes(runs: Sequence[Run], streaming: StreamSettings, n_g: int) -> int
     return sizes[0] if len(sizes) == 1 else max(map(sum, pairwise([*sizes, sizes[0]])))
 
 
-def staging_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
+def staging_bytes(cut_blocks: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
     """Bytes of the ring, of activations for the largest run of blocks that the device computes, and of the biases of
-    experts in slots. layers, n_g: as in ring_bytes. llama.cpp may reserve as if the logits of all n_ubatch tokens were
-    wanted, so the FFN behind the last attention counts like the others; of the logits themselves a few tokens' are
-    computed at once."""
-    in_slots = sum(cost.block.biases * cut.n_hot * F32 for cost, cut in layers)  # these stay
-    runs = _runs(layers, n_ubatch, n_g)
+    experts in slots. cut_blocks, n_g: as in ring_bytes. llama.cpp may reserve memory for the logits of all n_ubatch
+    tokens, so the FFN after the last attention counts like the others; the logits themselves are computed in chunks of
+    tokens."""
+    in_slots = sum(kind.block.biases * cut.n_hot * F32 for kind, cut in cut_blocks)  # these stay
+    runs = _runs(cut_blocks, n_ubatch, n_g)
     phases = (tuple(tuple(_part(*one, n_g) for one in phase) for phase in _by_phase(run)) for run in set(runs))
     activations = max((activation_bytes(run, n_ubatch, n_g) for run in phases), default=0)
     return _ring_bytes(runs, streaming, n_g) + activations + in_slots
@@ -267,63 +267,63 @@ Run = tuple[tuple[BlockType, Cut], ...]
 """Blocks that the split back end computes together."""
 
 
-def _runs(layers: CutBlocks, n_ubatch: int, n_g: int) -> list[Run]:
+def _runs(cut_blocks: CutBlocks, n_ubatch: int, n_g: int) -> list[Run]:
     """Group the blocks that the device computes parts of into runs. A run ends where llama.cpp computes between two."""
     found: list[Run] = []
     run: list[tuple[BlockType, Cut]] = []
-    for cost, cut in layers:
-        shared = cut.n_hot or _streamed(cost, cut, n_g) or 0 < cut.gg < cost.block.extent
-        apart = not cost.block.behind or (cost.block.behind == "sum" and run and not _sums(*run[-1], n_ubatch))
+    for kind, cut in cut_blocks:
+        shared = cut.n_hot or _streamed(kind, cut, n_g) or 0 < cut.gg < kind.block.extent
+        apart = not kind.block.behind or (kind.block.behind == "sum" and run and not _sums(*run[-1], n_ubatch))
         if run and (apart or not shared):
             found.append(tuple(run))
             run.clear()
         if shared:
-            run.append((cost, cut))
+            run.append((kind, cut))
     return [*found, tuple(run)] if run else found
 
 
-def _sums(cost: BlockType, cut: Cut, n_ubatch: int) -> bool:
+def _sums(kind: BlockType, cut: Cut, n_ubatch: int) -> bool:
     """Whether the back end adds up the results of a block's experts."""
-    return cost.block.summed > 1 if cut.n_hot else cost.block.n_summed(n_ubatch) > 1
+    return kind.block.summed > 1 if cut.n_hot else kind.block.n_summed(n_ubatch) > 1
 
 
 def _by_phase(run: Run) -> Iterator[Run]:
     """The blocks by the phases in which they are computed."""
-    begins = [i for i, (cost, _) in enumerate(run) if i == 0 or cost.block.begins_phase]
+    begins = [i for i, (kind, _) in enumerate(run) if i == 0 or kind.block.begins_phase]
     yield from (run[begin:end] for begin, end in pairwise([*begins, len(run)]))
 
 
-def _part(cost: BlockType, cut: Cut, n_g: int) -> ComputedBlock:
+def _part(kind: BlockType, cut: Cut, n_g: int) -> ComputedBlock:
     """Return what the device computes of a block."""
-    ids = cost.gemms[0].mul_mat.n_expert_used if cost.routed else 0
+    ids = kind.gemms[0].mul_mat.n_expert_used if kind.routed else 0
     if cut.n_hot:
-        follows = cost.use is not None and cost.use.follows and cut.n_hot > 1
-        hot = HotRows(ids, min(ids, cut.n_hot - follows), cost.n_expert, follows)
-        return ComputedBlock(cost.block, 0, resident=cost.context.resident, hot=hot)
-    late = _streamed(cost, cut, n_g) - cut.cg
-    return ComputedBlock(cost.block, cut.gg, cut.cg, late, cut.cc, cost.context.resident, ids)
+        follows = kind.use is not None and kind.use.follows and cut.n_hot > 1
+        hot = HotRows(ids, min(ids, cut.n_hot - follows), kind.n_expert, follows)
+        return ComputedBlock(kind.block, 0, resident=kind.context.resident, hot=hot)
+    late = _streamed(kind, cut, n_g) - cut.cg
+    return ComputedBlock(kind.block, cut.gg, cut.cg, late, cut.cc, kind.context.resident, ids)
 
 
-def _streamed(cost: BlockType, cut: Cut, n_g: int) -> int:
+def _streamed(kind: BlockType, cut: Cut, n_g: int) -> int:
     """Elements of CG, and of CG' for the largest batch. Blocks with hot experts stream nothing."""
     if cut.n_hot:
         return 0
-    return cut.cg + (cut.cc if n_g and cost.takes_n_g else 0)
+    return cut.cg + (cut.cc if n_g and kind.takes_n_g else 0)
 
 
-def slot_bytes(cost: BlockType, cut: Cut, n_g: int) -> int:
+def slot_bytes(kind: BlockType, cut: Cut, n_g: int) -> int:
     """Bytes of a slot of the ring for what this block streams."""
-    streamed = _streamed(cost, cut, n_g)
+    streamed = _streamed(kind, cut, n_g)
     if not streamed:
         return 0
-    return ceil(cost.block.bytes * streamed / cost.block.extent / SLOT_PADDING) * SLOT_PADDING + _padding(cost)
+    return ceil(kind.block.bytes * streamed / kind.block.extent / SLOT_PADDING) * SLOT_PADDING + _padding(kind)
 
 
-def most_streamed(cost: BlockType, n_bytes: int) -> int:
+def most_streamed(kind: BlockType, n_bytes: int) -> int:
     """Elements of the block whose weights a slot of so many bytes takes."""
-    whole = max(0, n_bytes - _padding(cost)) // SLOT_PADDING * SLOT_PADDING
-    return whole * cost.block.extent // cost.block.bytes
+    whole = max(0, n_bytes - _padding(kind)) // SLOT_PADDING * SLOT_PADDING
+    return whole * kind.block.extent // kind.block.bytes
 
 
-def _padding(cost: BlockType) -> int:
-    return len(cost.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight
+def _padding(kind: BlockType) -> int:
+    return len(kind.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight

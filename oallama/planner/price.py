@@ -120,22 +120,20 @@ def seen_passes(
         return ()
     problem, placement = next(iter(sliced_parts(problem, placement).values()))  # of several devices the first
     slicer, table = slicer_of(problem, plan.workload, placement), placement.split.settings.token_assignment
-    cut_blocks = [
-        (block, (cost, cut))
-        for block, (cost, cut) in zip(*slicer.cuts_of(placement), strict=True)
-        if not cost.outputs_only and (not cut.is_whole or (table and cost.takes_n_g))
+    timed = [
+        (block, (kind, cut))
+        for block, (kind, cut) in zip(*slicer.cuts_of(placement), strict=True)
+        if not kind.outputs_only and (not cut.is_whole or (table and kind.takes_n_g))
     ]
-    layers, names = (
-        [layer for _, layer in cut_blocks],
-        {problem.operators[i].name for block, _ in cut_blocks for i in block.operators},
-    )
+    cut_blocks = [cut_block for _, cut_block in timed]
+    names = {problem.operators[i].name for block, _ in timed for i in block.operators}
     found = []
     for batch in sorted({run.batch for run in runs}):
         ran = [run for run in runs if run.batch == batch and run.block in names and run.n_runs > 0]
         if ran:
             most = max(ran, key=lambda run: run.n_runs)
             n_tokens = max(1, round(most.n_tokens / most.n_runs))
-            found.append(_beside(_summed(ran, most.n_runs), layers, n_tokens, n_g_at(table, n_tokens), slicer.on))
+            found.append(_beside(_summed(ran, most.n_runs), cut_blocks, n_tokens, n_g_at(table, n_tokens), slicer.on))
     return tuple(found)
 
 
@@ -146,9 +144,9 @@ def _summed(runs: Sequence[BlockRuns], n_passes: int) -> SeenPasses:
     return SeenPasses(runs[0].batch, n_passes, cpu_s, wait_s, other_s, 0.0, 0.0, 0.0, False)
 
 
-def _beside(seen: SeenPasses, layers: CutBlocks, n_tokens: int, n_g: int, on: Pricing) -> SeenPasses:
+def _beside(seen: SeenPasses, cut_blocks: CutBlocks, n_tokens: int, n_g: int, on: Pricing) -> SeenPasses:
     """Add the predicted seconds of a pass."""
-    times = [on.block_times(cost, cut, n_tokens, n_g) for cost, cut in layers]
+    times = [on.block_times(kind, cut, n_tokens, n_g) for kind, cut in cut_blocks]
     rounds: dict[BlockTimes, tuple[float, float]] = {}
     for block in times:
         if block not in rounds:

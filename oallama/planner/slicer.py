@@ -48,7 +48,7 @@ class SlicePlan:
     """The cuts of every block, and what they take."""
 
     blocks: tuple[Block, ...]
-    layers: tuple[tuple[BlockType, Cut], ...]  # of each block: in the layout that it gets, as it is cut
+    cut_blocks: tuple[tuple[BlockType, Cut], ...]  # for each block its type, in the layout that it gets, and its cut
     token_assignment: TokenTable
     kept_twice: bool  # CC lies in its fast layout and in the plain one, which is streamed for n_g
     staging_bytes: int  # the ring of slots for streamed weights, and activations
@@ -65,21 +65,21 @@ class SlicePlan:
     @property
     def weights_bytes(self) -> int:
         """Bytes of GG and of hot experts."""
-        return sum(cost.weight_bytes(cut) for cost, cut in self.layers)
+        return sum(kind.weight_bytes(cut) for kind, cut in self.cut_blocks)
 
     @property
     def streams(self) -> bool:
-        return bool(self.token_assignment) or any(cut.cg for _, cut in self.layers)
+        return bool(self.token_assignment) or any(cut.cg for _, cut in self.cut_blocks)
 
     @property
     def exchanges(self) -> bool:
         """Hot experts follow the conversation."""
-        return any(cut.n_hot and cost.use is not None and cost.use.follows for cost, cut in self.layers)
+        return any(cut.n_hot and kind.use is not None and kind.use.follows for kind, cut in self.cut_blocks)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is sliced."""
-        return not self.streams and all(cut.is_whole for _, cut in self.layers)
+        return not self.streams and all(cut.is_whole for _, cut in self.cut_blocks)
 
     @property
     def twice_bytes(self) -> int:
@@ -90,9 +90,9 @@ class SlicePlan:
     def cc_bytes(self) -> int:
         """Bytes of CC that may be streamed for n_g, or exchanged."""
         return sum(
-            cost.block.bytes * cut.cc // cost.block.extent
-            for cost, cut in self.layers
-            if (cost.use is not None and cost.use.follows if cut.n_hot else cost.takes_n_g)
+            kind.block.bytes * cut.cc // kind.block.extent
+            for kind, cut in self.cut_blocks
+            if (kind.use is not None and kind.use.follows if cut.n_hot else kind.takes_n_g)
         )
 
 
@@ -152,12 +152,12 @@ class Slicer:
 
     def _with_use(self, block: Block) -> Block:
         """Whole FFNs of experts only: what else there is of experts is sliced."""
-        layer, cost = self._problem.operators[block.operators[0]].layer, block.types[0]
+        layer, kind = self._problem.operators[block.operators[0]].layer, block.types[0]
         use = None if layer is None else self._uses.get(layer)
-        is_whole = cost.block.hidden_each and cost.block.returned
-        if use is None or not is_whole or not all(gemm.routed for gemm in cost.gemms):
+        is_whole = kind.block.hidden_each and kind.block.returned
+        if use is None or not is_whole or not all(gemm.routed for gemm in kind.gemms):
             return block
-        return replace(block, types=tuple(replace(cost, use=use) for cost in block.types))
+        return replace(block, types=tuple(replace(kind, use=use) for kind in block.types))
 
     #
     # cuts
@@ -207,12 +207,12 @@ class Slicer:
         largest). None: no slot can shrink. kind_of: the kind of each block."""
         n_g = most_n_g(plan.token_assignment, self.workload.largest_batch)
         slots: dict[int, int] = {}
-        for number, (kind, cut) in zip(kind_of, plan.layers, strict=True):
+        for number, (kind, cut) in zip(kind_of, plan.cut_blocks, strict=True):
             slots[number] = max(slots.get(number, 0), slot_bytes(kind, cut, n_g))
         if len(slots) < 2:
             return None
         (largest, number), (following, _) = sorted(((size, number) for number, size in slots.items()), reverse=True)[:2]
-        kind, _ = plan.layers[kind_of.index(number)]
+        kind, _ = plan.cut_blocks[kind_of.index(number)]
         if largest == following or not following or (n_g and kind.takes_n_g):
             return None
         return number, most_streamed(kind, following)
@@ -221,19 +221,19 @@ class Slicer:
         """The plan with n_g for batches of any size, where there is room for what these need."""
         workload = self.workload
         known = {p.n_tokens for p in passes(workload, "prefill")}
-        table = token_table(plan.layers, self.on, workload.largest_batch, known)
+        table = token_table(plan.cut_blocks, self.on, workload.largest_batch, known)
         staging = staging_bytes(
-            plan.layers, self.on.streaming, workload.largest_batch, most_n_g(table, workload.largest_batch)
+            plan.cut_blocks, self.on.streaming, workload.largest_batch, most_n_g(table, workload.largest_batch)
         )
         if plan.weights_bytes + staging > budget:  # other batches get no more n_g than there is room for
             return plan
-        return self.priced(plan.blocks, plan.layers, table, plan.kept_twice, staging)
+        return self.priced(plan.blocks, plan.cut_blocks, table, plan.kept_twice, staging)
 
     def fastest(self, types: Sequence[BlockType]) -> BlockType:
         """The one in whose layout the CPU takes the least time over the workload."""
         over = passes(self.workload, "mixed")
         return min(
-            types, key=lambda cost: (sum(p.count * cost.gemms.cpu_s(1.0, p.n_tokens) for p in over), cost.layout)
+            types, key=lambda kind: (sum(p.count * kind.gemms.cpu_s(1.0, p.n_tokens) for p in over), kind.layout)
         )
 
     def _modes(self, kinds: Sequence[tuple[BlockType, ...]]) -> list[_Mode]:
@@ -248,9 +248,9 @@ class Slicer:
         if not self._streams:
             return [without]
         objective: Objective = "decode" if self.workload.n_gen else "workload"
-        once = tuple(cost.in_split if cost.takes_n_g else cost for cost in fastest)
+        once = tuple(kind.in_split if kind.takes_n_g else kind for kind in fastest)
         plain = tuple(
-            next(cost.in_split for cost in types if cost.layout == PLAIN_LAYOUT)
+            next(kind.in_split for kind in types if kind.layout == PLAIN_LAYOUT)
             if fast.takes_n_g and not fast.outputs_only
             else fast
             for types, fast in zip(kinds, once, strict=True)
@@ -260,19 +260,19 @@ class Slicer:
 
     def _following_modes(self, kinds: Sequence[tuple[BlockType, ...]], fastest: Sequence[BlockType]) -> Iterator[_Mode]:
         """Hot experts follow the conversation: their blocks in the plain layout, and the fastest with a second copy."""
-        if not self._follows or all(cost.use is None for cost in fastest):
+        if not self._follows or all(kind.use is None for kind in fastest):
             return
-        followed = {cost.use: following(cost.use) for cost in fastest if cost.use is not None}
+        followed = {kind.use: following(kind.use) for kind in fastest if kind.use is not None}
 
-        def follows(cost: BlockType) -> BlockType:
-            return cost if cost.use is None else replace(cost, use=followed[cost.use])
+        def follows(kind: BlockType) -> BlockType:
+            return kind if kind.use is None else replace(kind, use=followed[kind.use])
 
         def plain(types: Sequence[BlockType], fast: BlockType) -> BlockType:
-            return fast if fast.use is None else next(cost for cost in types if cost.layout == PLAIN_LAYOUT)
+            return fast if fast.use is None else next(kind for kind in types if kind.layout == PLAIN_LAYOUT)
 
         followed_kinds = tuple(follows(plain(types, fast)) for types, fast in zip(kinds, fastest, strict=True))
         yield _Mode(followed_kinds, "workload", False, False)
-        if any(cost.layout != fast.layout for cost, fast in zip(followed_kinds, fastest, strict=True)):
+        if any(kind.layout != fast.layout for kind, fast in zip(followed_kinds, fastest, strict=True)):
             yield _Mode(tuple(map(follows, fastest)), "workload", False, True)
 
     def _solved(
@@ -309,11 +309,13 @@ class Slicer:
             table = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None
-            layers = tuple(one_of[at] for at in zip(kind_of, selection.chosen, strict=True))
-            needed = staging_bytes(layers, self.on.streaming, n_batch, most_n_g(table, n_batch))
+            cut_blocks = tuple(one_of[at] for at in zip(kind_of, selection.chosen, strict=True))
+            needed = staging_bytes(cut_blocks, self.on.streaming, n_batch, most_n_g(table, n_batch))
             if selection.bytes + needed <= max(budget, 0):
                 seconds = self._phases(counted, table)
-                plan = SlicePlan(tuple(blocks), layers, table, mode.twice, needed, *seconds, selection.budget_limited)
+                plan = SlicePlan(
+                    tuple(blocks), cut_blocks, table, mode.twice, needed, *seconds, selection.budget_limited
+                )
                 return plan if plan.twice_bytes <= self._problem.host_budget else None
         return None
 
@@ -349,22 +351,27 @@ class Slicer:
         """A block as its first operator is cut, in the layout that it was given, with the use of its hot experts."""
         i = block.operators[0]
         assignment, settings = placement.assignments[i], placement.split.settings
-        cost = block.in_layout(assignment.layout) or self.fastest(block.types)
-        cut, n_hot = assignment.cut if assignment.is_split else cost.all_host, len(assignment.hot_experts)
+        kind = block.in_layout(assignment.layout) or self.fastest(block.types)
+        cut, n_hot = assignment.cut if assignment.is_split else kind.all_host, len(assignment.hot_experts)
         if n_hot:
-            alike = of_step(experts_alike(cost.n_expert), cost.gemms[0].mul_mat, self._problem.step)
+            alike = of_step(experts_alike(kind.n_expert), kind.gemms[0].mul_mat, self._problem.step)
             use: ExpertUse = self._uses.get(self._problem.operators[i].layer or 0) or alike
             follows = settings.streaming is not None and settings.streaming.exchange != "off" and n_hot > 1
-            cost = replace(cost, use=following(use) if follows else use)
-        holds = settings.token_assignment and cost.takes_n_g
-        return cost.in_split if holds else cost, cut._replace(n_hot=n_hot)
+            kind = replace(kind, use=following(use) if follows else use)
+        holds = settings.token_assignment and kind.takes_n_g
+        return kind.in_split if holds else kind, cut._replace(n_hot=n_hot)
 
     def priced(
-        self, blocks: Sequence[Block], layers: CutBlocks, table: TokenTable = (), twice: bool = False, staging: int = 0
+        self,
+        blocks: Sequence[Block],
+        cut_blocks: CutBlocks,
+        table: TokenTable = (),
+        twice: bool = False,
+        staging: int = 0,
     ) -> SlicePlan:
         """Cuts with the times of their timeline."""
-        seconds = self._phases(count_blocks(layers), table)
-        return self._exact(SlicePlan(tuple(blocks), tuple(layers), table, twice, staging, *seconds))
+        seconds = self._phases(count_blocks(cut_blocks), table)
+        return self._exact(SlicePlan(tuple(blocks), tuple(cut_blocks), table, twice, staging, *seconds))
 
     def _phases(self, counted: Counted, table: TokenTable) -> tuple[float, float]:
         """(seconds of the prompt, of a token), each block as one among others like it."""
@@ -389,18 +396,18 @@ class Slicer:
         """Times of the blocks in order, each with the inter-block time before it."""
         n_g, block_times = n_g_at(plan.token_assignment, p.n_tokens), cache(self.on.block_times)
         return [
-            block_times(*layer, p.n_tokens, n_g, p.n_outputs, block.inter_block_share)
-            for block, layer in zip(plan.blocks, plan.layers, strict=True)
+            block_times(*cut_block, p.n_tokens, n_g, p.n_outputs, block.inter_block_share)
+            for block, cut_block in zip(plan.blocks, plan.cut_blocks, strict=True)
         ]
 
     def placed(self, placement: Placement, plan: SlicePlan, phase: Phase = "mixed") -> Placement:
         """The placement with the plan's slices, and its predicted seconds over the passes of a phase."""
         assignments, hot_bytes = list(placement.assignments), 0
-        for block, (cost, cut) in zip(plan.blocks, plan.layers, strict=True):
-            experts = tuple(sorted(cost.use.order[: cut.n_hot])) if cost.use is not None else ()
-            split = not cut.is_whole or (plan.token_assignment and cost.takes_n_g)
-            layout = cost.layout if cut.cc and split else None
-            hot_bytes += cost.weight_bytes(cut) if cut.n_hot else 0
+        for block, (kind, cut) in zip(plan.blocks, plan.cut_blocks, strict=True):
+            experts = tuple(sorted(kind.use.order[: cut.n_hot])) if kind.use is not None else ()
+            split = not cut.is_whole or (plan.token_assignment and kind.takes_n_g)
+            layout = kind.layout if cut.cc and split else None
+            hot_bytes += kind.weight_bytes(cut) if cut.n_hot else 0
             for i in block.operators:
                 assignments[i] = Assignment(cut._replace(n_hot=0), layout, experts)
         streaming, held = self._stream_settings(plan) if self._streams else None, plan.weights_bytes - hot_bytes
@@ -416,7 +423,7 @@ class Slicer:
         """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
         asked, rates = self.on.streaming, self.on.rates
         n_batch = self.workload.largest_batch
-        ring = ring_bytes(plan.layers, asked, n_batch, most_n_g(plan.token_assignment, n_batch))
+        ring = ring_bytes(plan.cut_blocks, asked, n_batch, most_n_g(plan.token_assignment, n_batch))
         settings = StreamSettings(asked.n_slots, asked.prefetch, plan.kept_twice, ring_bytes=ring)
         if rates.blocking or not (plan.streams or plan.exchanges) or not rates.weights.beta_s_per_byte:
             return settings

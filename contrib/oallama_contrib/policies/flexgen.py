@@ -17,9 +17,9 @@ from oallama.planner.problem import Problem
 from oallama_contrib.policies.modules import Module, modules_in, place_modules
 
 
-def streamed(cost: BlockType) -> Cut:
+def streamed(kind: BlockType) -> Cut:
     """All of a block, CG = 1."""
-    return Cut(0, cost.block.extent, 0)
+    return Cut(0, kind.block.extent, 0)
 
 
 def order(found: Sequence[Module]) -> list[int]:

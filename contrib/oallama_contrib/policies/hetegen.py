@@ -36,9 +36,9 @@ class Balance:
     seconds: float
 
 
-def balance(cost: BlockType, on: Pricing) -> Balance:
+def balance(kind: BlockType, on: Pricing) -> Balance:
     """ᾱ of a block with one token, and T̄_CPU."""
-    return _balance(cost.gemms, on.rates)
+    return _balance(kind.gemms, on.rates)
 
 
 @lru_cache(maxsize=256)
@@ -66,10 +66,10 @@ def _balance(gemms: Gemms, rates: SliceRates) -> Balance:
     return Balance(low, cpu_s(low))
 
 
-def cut(cost: BlockType, on: Pricing) -> Cut:
+def cut(kind: BlockType, on: Pricing) -> Cut:
     """The cut nearest to ᾱ of those that are possible: CC of 1 - ᾱ, CG of ᾱ."""
-    extent, step = cost.block.extent, cost.block.step
-    cc = min(round((1 - balance(cost, on).alpha) * extent / step) * step, extent)
+    extent, step = kind.block.extent, kind.block.step
+    cc = min(round((1 - balance(kind, on).alpha) * extent / step) * step, extent)
     return Cut(cc, extent - cc, 0)
 
 

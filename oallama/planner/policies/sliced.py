@@ -238,12 +238,12 @@ def attention(costs: Costs, operators: Sequence[Operator]) -> Placement:
 
 def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
     """How much of the traffic the hot experts are expected to serve."""
-    hot = [(cost, cut) for cost, cut in plan.layers if cut.n_hot]
+    hot = [(kind, cut) for kind, cut in plan.cut_blocks if cut.n_hot]
     if not hot:
         return ()
-    n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(cost.n_expert for cost, _ in hot)
+    n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(kind.n_expert for kind, _ in hot)
     decode, prompt = (
-        sum(getattr(cost.use, of)[cut.n_hot] for cost, cut in hot if cost.use is not None) / len(hot)
+        sum(getattr(kind.use, of)[cut.n_hot] for kind, cut in hot if kind.use is not None) / len(hot)
         for of in ("decode", "prompt")
     )
     if plan.exchanges:
