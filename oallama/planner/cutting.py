@@ -92,9 +92,9 @@ def best_cg(kind: BlockType, gg: int, seconds: Callable[[Cut], float]) -> tuple[
     return cut(n_streamed), best_s
 
 
-def pass_seconds(cut_blocks: CutBlocks, on: Pricing, n_tokens: int, n_g: int) -> float:
+def pass_seconds(cut_blocks: CutBlocks, pricing: Pricing, n_tokens: int, n_g: int) -> float:
     """Seconds of the blocks in a pass over n_tokens tokens, one of which gives logits: steady-state seconds of each."""
-    return counted_seconds(count_blocks(cut_blocks), on, n_tokens, n_g)
+    return counted_seconds(count_blocks(cut_blocks), pricing, n_tokens, n_g)
 
 
 def count_blocks(cut_blocks: CutBlocks) -> Counted:
@@ -102,19 +102,19 @@ def count_blocks(cut_blocks: CutBlocks) -> Counted:
     return [(*cut_block, count) for cut_block, count in Counter(cut_blocks).items()]
 
 
-def counted_seconds(counted: Counted, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
+def counted_seconds(counted: Counted, pricing: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
     """Seconds of one pass over counted blocks."""
-    return sum(count * on.seconds(kind, cut, n_tokens, n_g, n_outputs) for kind, cut, count in counted)
+    return sum(count * pricing.seconds(kind, cut, n_tokens, n_g, n_outputs) for kind, cut, count in counted)
 
 
-def least_n_g(counted: Counted, on: Pricing, n_tokens: int) -> tuple[int, float]:
+def least_n_g(counted: Counted, pricing: Pricing, n_tokens: int) -> tuple[int, float]:
     """(n_g, seconds of the pass) with the least seconds, such that the CPU's tokens come in groups (in_groups); of
     equals the smallest n_g."""
     streamable = any(cut.cc and not cut.n_hot and kind.takes_n_g and not kind.outputs_only for kind, cut, _ in counted)
 
     @cache
     def seconds(n_g: int) -> float:
-        return counted_seconds(counted, on, n_tokens, n_g)
+        return counted_seconds(counted, pricing, n_tokens, n_g)
 
     if not streamable:
         return 0, seconds(0)
@@ -131,12 +131,12 @@ def in_groups(n_cpu: int, n_tokens: int) -> set[int]:
     return {n_cpu} if n_cpu in (down, 1, n_tokens) else {down, min(down + ROWS_AT_ONCE, n_tokens)}
 
 
-def token_table(cut_blocks: CutBlocks, on: Pricing, most: int, also: Collection[int] = ()) -> TokenTable:
+def token_table(cut_blocks: CutBlocks, pricing: Pricing, most: int, also: Collection[int] = ()) -> TokenTable:
     """n_g at the powers of two up to `most` tokens, at the lengths in `also`, and at the first prompt that has any with
     the one before it, so that interpolation does not smear the step there. Empty where no length gains."""
     lengths = sorted({2**i for i in range(most.bit_length())} | {most, *also})
     counted = count_blocks(cut_blocks)
-    table = {n: least_n_g(counted, on, n)[0] for n in lengths}
+    table = {n: least_n_g(counted, pricing, n)[0] for n in lengths}
     used = [n for n in lengths if table[n]]
     if not used:
         return ()
@@ -144,7 +144,7 @@ def token_table(cut_blocks: CutBlocks, on: Pricing, most: int, also: Collection[
     below = max((n for n in lengths if n < above), default=0)
     while above - below > 1:  # the first length that gains lies in between
         middle = (above + below) // 2
-        n_g = least_n_g(counted, on, middle)[0]
+        n_g = least_n_g(counted, pricing, middle)[0]
         above, below = (middle, below) if n_g else (above, middle)
         table[middle] = n_g
     return tuple((n, n_g) for n, n_g in sorted(table.items()) if n >= max(1, below))
@@ -178,9 +178,9 @@ Choice = tuple[Cut, float]
 class BlockOptions:
     """Made once for each kind of block."""
 
-    def __init__(self, on: Pricing, workload: Workload, streams: bool, n_values: int) -> None:
+    def __init__(self, pricing: Pricing, workload: Workload, streams: bool, n_values: int) -> None:
         """n_values: of r_GG above 0."""
-        self._on, self._streams, self._n_values = on, streams, n_values
+        self._pricing, self._streams, self._n_values = pricing, streams, n_values
         self._over: dict[Objective, Sequence[Pass]] = {
             "decode": passes(workload, "decode"),
             "workload": passes(workload, "mixed"),
@@ -232,7 +232,7 @@ class BlockOptions:
     def _seconds_of(self, kind: BlockType, cut: Cut, objective: Objective) -> float:
         """Seconds of one block over the passes of an objective, ignoring n_g."""
         over = self._over[objective]
-        return sum(p.count * self._on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
+        return sum(p.count * self._pricing.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
 
 
 def _streaming(kind: BlockType, cut: Cut, most_cg: int | None) -> Cut:

@@ -133,7 +133,9 @@ def seen_passes(
         if ran:
             most = max(ran, key=lambda run: run.n_runs)
             n_tokens = max(1, round(most.n_tokens / most.n_runs))
-            found.append(_beside(_summed(ran, most.n_runs), cut_blocks, n_tokens, n_g_at(table, n_tokens), slicer.on))
+            found.append(
+                _beside(_summed(ran, most.n_runs), cut_blocks, n_tokens, n_g_at(table, n_tokens), slicer.pricing)
+            )
     return tuple(found)
 
 
@@ -144,14 +146,14 @@ def _summed(runs: Sequence[BlockRuns], n_passes: int) -> SeenPasses:
     return SeenPasses(runs[0].batch, n_passes, cpu_s, wait_s, other_s, 0.0, 0.0, 0.0, False)
 
 
-def _beside(seen: SeenPasses, cut_blocks: CutBlocks, n_tokens: int, n_g: int, on: Pricing) -> SeenPasses:
+def _beside(seen: SeenPasses, cut_blocks: CutBlocks, n_tokens: int, n_g: int, pricing: Pricing) -> SeenPasses:
     """Add the predicted seconds of a pass."""
-    times = [on.block_times(kind, cut, n_tokens, n_g) for kind, cut in cut_blocks]
+    times = [pricing.block_times(kind, cut, n_tokens, n_g) for kind, cut in cut_blocks]
     rounds: dict[BlockTimes, tuple[float, float]] = {}
     for block in times:
         if block not in rounds:
-            without_cpu_s = cycle_seconds([block._replace(cpu_s=0.0)], on.streaming)
-            rounds[block] = cycle_seconds([block], on.streaming), without_cpu_s
+            without_cpu_s = cycle_seconds([block._replace(cpu_s=0.0)], pricing.streaming)
+            rounds[block] = cycle_seconds([block], pricing.streaming), without_cpu_s
     return replace(
         seen,
         predicted_cpu_s=sum(_beside_copies(block, rounds[block][0]) for block in times),

@@ -210,7 +210,7 @@ def _sliced(
             else:
                 yield Activity("cpu", kind, name, start, end)
 
-    prompt, token, streaming = passes(workload, "prefill"), decode_pass(workload), slicer.on.streaming
+    prompt, token, streaming = passes(workload, "prefill"), decode_pass(workload), slicer.pricing.streaming
     of_prompt, of_token = (
         [times for p in prompt for times in slicer.pass_times(plan, p)],
         slicer.pass_times(plan, token),

@@ -110,11 +110,11 @@ class Slicer:
         self,
         problem: Problem,
         workload: Workload,
-        on: Pricing,
+        pricing: Pricing,
         streams: bool = True,
         hot: bool = False,
     ) -> None:
-        """on: prices on the problem's device, which problems of that device may share. streams: whether weights may be
+        """pricing: of the problem's device; problems of one device may share it. streams: whether weights may be
         streamed; hot: whether the device may have the most used experts of a layer."""
         self._problem, self.workload, self._streams, self._hot = problem, workload, streams, hot
         self._uses = {} if problem.routing is None else expert_use(problem.routing)
@@ -127,17 +127,17 @@ class Slicer:
             }
         routed = {o.layer: o.mul_mat for o in problem.operators if o.layer is not None and o.op == "MUL_MAT_ID"}
         self._uses = {at: of_step(use, routed[at], problem.step) for at, use in self._uses.items() if at in routed}
-        self.on = on
+        self.pricing = pricing
         self.contexts = BlockContexts(problem, workload)
-        self._options = cache(partial(BlockOptions, self.on, workload, streams))
+        self._options = cache(partial(BlockOptions, self.pricing, workload, streams))
 
     def varied(self, workload: Workload, n_slots: int) -> Slicer:
         """A slicer for another workload, and a ring of n_slots slots. The tasks of sliced blocks are shared."""
         other = copy(self)
-        other.on = self.on.with_slots(n_slots)
+        other.pricing = self.pricing.with_slots(n_slots)
         if workload != self.workload:
             other.workload, other.contexts = workload, BlockContexts(self._problem, workload)
-        other._options = cache(partial(BlockOptions, other.on, workload, self._streams))
+        other._options = cache(partial(BlockOptions, other.pricing, workload, self._streams))
         return other
 
     def blocks(
@@ -221,9 +221,9 @@ class Slicer:
         """The plan with n_g for batches of any size, where there is room for what these need."""
         workload = self.workload
         known = {p.n_tokens for p in passes(workload, "prefill")}
-        table = token_table(plan.cut_blocks, self.on, workload.largest_batch, known)
+        table = token_table(plan.cut_blocks, self.pricing, workload.largest_batch, known)
         staging = staging_bytes(
-            plan.cut_blocks, self.on.streaming, workload.largest_batch, most_n_g(table, workload.largest_batch)
+            plan.cut_blocks, self.pricing.streaming, workload.largest_batch, most_n_g(table, workload.largest_batch)
         )
         if plan.weights_bytes + staging > budget:  # other batches get no more n_g than there is room for
             return plan
@@ -306,11 +306,11 @@ class Slicer:
             counts = Counter(zip(kind_of, selection.chosen, strict=True))
             one_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
             counted = [(*one_of[at], count) for at, count in counts.items()]
-            table = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)
+            table = tuple((n, least_n_g(counted, self.pricing, n)[0]) for n in lengths)
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None
             cut_blocks = tuple(one_of[at] for at in zip(kind_of, selection.chosen, strict=True))
-            needed = staging_bytes(cut_blocks, self.on.streaming, n_batch, most_n_g(table, n_batch))
+            needed = staging_bytes(cut_blocks, self.pricing.streaming, n_batch, most_n_g(table, n_batch))
             if selection.bytes + needed <= max(budget, 0):
                 seconds = self._phases(counted, table)
                 plan = SlicePlan(
@@ -331,7 +331,7 @@ class Slicer:
             return placement
         counted = count_blocks(self.cuts_of(placement)[1])
         lengths = sorted({p.n_tokens for p in passes(self.workload, "prefill")})
-        table = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)
+        table = tuple((n, least_n_g(counted, self.pricing, n)[0]) for n in lengths)
         split = replace(split, settings=replace(split.settings, token_assignment=table))
         return replace(placement, splits=(split, *placement.splits[1:]))
 
@@ -376,12 +376,12 @@ class Slicer:
     def _phases(self, counted: Counted, table: TokenTable) -> tuple[float, float]:
         """(seconds of the prompt, of a token), each block as one among others like it."""
         prefill_s = sum(
-            p.count * counted_seconds(counted, self.on, p.n_tokens, n_g_at(table, p.n_tokens), p.n_outputs)
+            p.count * counted_seconds(counted, self.pricing, p.n_tokens, n_g_at(table, p.n_tokens), p.n_outputs)
             for p in passes(self.workload, "prefill")
         )
         step = decode_pass(self.workload)
         n_g = n_g_at(table, step.n_tokens)
-        return prefill_s, step.count * counted_seconds(counted, self.on, step.n_tokens, n_g, step.n_outputs)
+        return prefill_s, step.count * counted_seconds(counted, self.pricing, step.n_tokens, n_g, step.n_outputs)
 
     def _exact(self, plan: SlicePlan) -> SlicePlan:
         """The plan with the times of its timeline, in which blocks of different kinds follow one another."""
@@ -389,12 +389,12 @@ class Slicer:
             return plan  # nothing runs ahead, so these are exact
         prompt = [times for p in passes(self.workload, "prefill") for times in self.pass_times(plan, p)]
         step = decode_pass(self.workload)
-        decode_s = step.count * cycle_seconds(self.pass_times(plan, step), self.on.streaming, MODEL_ROUNDS)
-        return replace(plan, prefill_s=run_seconds(prompt, self.on.streaming), decode_s=decode_s)
+        decode_s = step.count * cycle_seconds(self.pass_times(plan, step), self.pricing.streaming, MODEL_ROUNDS)
+        return replace(plan, prefill_s=run_seconds(prompt, self.pricing.streaming), decode_s=decode_s)
 
     def pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
         """Times of the blocks in order, each with the inter-block time before it."""
-        n_g, block_times = n_g_at(plan.token_assignment, p.n_tokens), cache(self.on.block_times)
+        n_g, block_times = n_g_at(plan.token_assignment, p.n_tokens), cache(self.pricing.block_times)
         return [
             block_times(*cut_block, p.n_tokens, n_g, p.n_outputs, block.inter_block_share)
             for block, cut_block in zip(plan.blocks, plan.cut_blocks, strict=True)
@@ -421,7 +421,7 @@ class Slicer:
 
     def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
         """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
-        asked, rates = self.on.streaming, self.on.rates
+        asked, rates = self.pricing.streaming, self.pricing.rates
         n_batch = self.workload.largest_batch
         ring = ring_bytes(plan.cut_blocks, asked, n_batch, most_n_g(plan.token_assignment, n_batch))
         settings = StreamSettings(asked.n_slots, asked.prefetch, plan.kept_twice, ring_bytes=ring)

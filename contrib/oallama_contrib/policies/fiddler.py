@@ -40,12 +40,12 @@ def experts_last(costs: Costs, operators: Sequence[Operator], first: int, budget
     return placed_whole(costs, [i in chosen for i in range(len(operators))], first) if chosen else cpu(costs)
 
 
-def copied_from(cut_blocks: CutBlocks, on: Pricing, most: int, also: Sequence[int] = ()) -> int | None:
+def copied_from(cut_blocks: CutBlocks, pricing: Pricing, most: int, also: Sequence[int] = ()) -> int | None:
     """The fewest tokens of a batch from which on, up to `most`, all of them take less on the device, with the weights
     copied there, than on the CPU. None: no batch does. also: batch sizes to look at."""
 
     def pays(n: int) -> bool:
-        return pass_seconds(cut_blocks, on, n, n) < pass_seconds(cut_blocks, on, n, 0)
+        return pass_seconds(cut_blocks, pricing, n, n) < pass_seconds(cut_blocks, pricing, n, 0)
 
     lengths = sorted({2**i for i in range(most.bit_length())} | {most, *(n for n in also if n <= most)})
     paying = list(takewhile(pays, reversed(lengths)))
@@ -77,8 +77,8 @@ def with_split(slicer: Slicer, whole: Placement, phase: Phase, budget: int, copi
     workload = slicer.workload
     lengths = [p.n_tokens for p in passes(workload, "mixed")]
     most = workload.largest_batch
-    table = token_table(copied_from(cut_blocks, slicer.on, most, lengths) if copies else None, most)
-    staging = staging_bytes(cut_blocks, slicer.on.streaming, most, most_n_g(table, most))
+    table = token_table(copied_from(cut_blocks, slicer.pricing, most, lengths) if copies else None, most)
+    staging = staging_bytes(cut_blocks, slicer.pricing.streaming, most, most_n_g(table, most))
     if staging > budget:
         return None
     return slicer.placed(whole, slicer.priced(blocks, cut_blocks, table, staging=staging), phase)

@@ -159,4 +159,4 @@ def staging_of(slicer: Slicer, found: Sequence[Module]) -> int:
             follows = module.operators[0] == before + 1
             cut_blocks.append((kind if follows or not kind.block.behind else kind.behind(""), cut))
             before = module.operators[-1]
-    return staging_bytes(cut_blocks, slicer.on.streaming, slicer.workload.largest_batch, 0)
+    return staging_bytes(cut_blocks, slicer.pricing.streaming, slicer.workload.largest_batch, 0)

@@ -219,7 +219,7 @@ def _operation(
     device_s = sum(cost.t_gpu_s for cost in costs_of_module if cost.t_gpu_s is not None)
     loaded_s = 0.0
     if module.cut is not None:
-        kind, line = module.cut[0], slicer.on.rates.weights
+        kind, line = module.cut[0], slicer.pricing.rates.weights
         for p in costs.passes:
             rows = p.n_outputs if kind.outputs_only else p.n_tokens
             loaded_s += p.count * line.seconds(kind.gemms.read_bytes(1.0, rows)) if rows else 0.0
