@@ -192,7 +192,7 @@ BYTES_PER_WAIT = 32 * MIB
 """Bytes of weights copied for each activation that waits for a piece; pieces grow with its root only."""
 
 
-class DeviceCopy(NamedTuple):
+class CopySeconds(NamedTuple):
     """Seconds to copy a block's inputs and results."""
 
     send_s: float = 0.0  # of the thread that computes CC
@@ -202,7 +202,7 @@ class DeviceCopy(NamedTuple):
     staged_out_s: float = 0.0
 
 
-NO_DEVICE_COPY = DeviceCopy()
+NO_COPY = CopySeconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class SliceRates:
     def __post_init__(self) -> None:
         object.__setattr__(self, "piece_bytes", self._best_piece())
 
-    def beside(self, n_tokens: int) -> Interference:
+    def interference_at(self, n_tokens: int) -> Interference:
         """Interference in batches of n_tokens."""
         return interference_at(self.interference, n_tokens)
 
@@ -237,7 +237,7 @@ class SliceRates:
         wanted = sqrt(2 * self.issue.alpha_s / self.weights.beta_s_per_byte * BYTES_PER_WAIT)
         return max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, int(wanted) // (4 * KIB) * (4 * KIB)))
 
-    def device_copy(self, n_up: int, n_down: int, joined: float, n_steps: int, n_copies: int = 1) -> DeviceCopy:
+    def copy_seconds(self, n_up: int, n_down: int, joined: float, n_steps: int, n_copies: int = 1) -> CopySeconds:
         """Seconds of a device copy with so many bytes up, in so many copies, and down (0: nothing is copied back),
         joined elements and launches."""
         link = self.transfer
@@ -246,8 +246,8 @@ class SliceRates:
         in_s = link.copy_in.seconds(n_up) + (n_copies - 1) * link.copy_in.alpha_s
         out_s = link.copy_out.seconds(n_down) if n_down else 0.0
         if self.staged:
-            return DeviceCopy(send_s, join_s, link.launch_s, in_s, out_s)
-        return DeviceCopy(send_s + in_s, join_s + out_s, link.launch_s)
+            return CopySeconds(send_s, join_s, link.launch_s, in_s, out_s)
+        return CopySeconds(send_s + in_s, join_s + out_s, link.launch_s)
 
     @property
     def issue_s(self) -> float:

@@ -19,7 +19,7 @@ from oallama.core.types import MulMat, Operator, StreamSettings
 from oallama.cost.blocks import F32, Behind, SplitBlock
 from oallama.cost.experts import ExpertUse, copied, experts_alike, miss_odds
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
-from oallama.cost.rates import NO_DEVICE_COPY, DeviceCopy, SliceRates
+from oallama.cost.rates import NO_COPY, CopySeconds, SliceRates
 from oallama.cost.timeline import BlockTimes, DeviceStep, alone_seconds, cycle_seconds, own_cycle_seconds, runs_ahead
 
 
@@ -265,7 +265,7 @@ def block_types(kernels: Kernels, operators: Sequence[Operator], block: SplitBlo
 
 def both_sides(
     rates: SliceRates,
-    device_copy: DeviceCopy,
+    copies: CopySeconds,
     steps: tuple[DeviceStep, ...],
     cpu_s: float,
     rows: int,
@@ -273,11 +273,11 @@ def both_sides(
     late_s: float = 0.0,
 ) -> BlockTimes:
     """Both sides of a block. If device calls are synchronous, the CPU waits for the device before it begins."""
-    beside, send_s, join_s = rates.beside(rows), device_copy.send_s, device_copy.join_s
+    interference, send_s, join_s = rates.interference_at(rows), copies.send_s, copies.join_s
     if rates.blocking:
         wait_s = sum(step.copy_s + step.launch_s + step.gpu_s for step in steps)
-        return BlockTimes(0.0, send_s, cpu_s, (), join_s, late_s, issue_s, 0.0, beside, wait_s)
-    return BlockTimes(0.0, send_s, cpu_s, steps, join_s, late_s, issue_s, 0.0, beside)
+        return BlockTimes(0.0, send_s, cpu_s, (), join_s, late_s, issue_s, 0.0, interference, wait_s)
+    return BlockTimes(0.0, send_s, cpu_s, steps, join_s, late_s, issue_s, 0.0, interference)
 
 
 def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
@@ -297,12 +297,12 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     use, n_expert, n_used = kind.use or experts_alike(kind.n_expert), kind.n_expert, kind.gemms[0].mul_mat.n_expert_used
     n_rows, miss = min(n_used, n_hot - use.follows), 1.0 - use.coverage(n_hot, n_tokens)
     packed = use.follows and rows > 1
-    device_copy = _hot_copies(kind, rates, n_hot, rows, miss, packed, n_rows)
-    behind_s, launch_s = device_copy.staged_out_s, device_copy.launch_s + device_copy.staged_in_s
+    copies = _hot_copies(kind, rates, n_hot, rows, miss, packed, n_rows)
+    behind_s, launch_s = copies.staged_out_s, copies.launch_s + copies.staged_in_s
     each_s = rates.weights.seconds(sum(gemm.bytes for gemm in kind.gemms) / n_expert)
 
     def times_of(cpu_s: float, gpu_s: float, more_s: float = 0.0) -> BlockTimes:
-        late = device_copy._replace(join_s=device_copy.join_s + more_s)
+        late = copies._replace(join_s=copies.join_s + more_s)
         return both_sides(rates, late, (DeviceStep(0.0, gpu_s + behind_s, launch_s),), cpu_s, rows)
 
     if rows > 1:
@@ -333,7 +333,7 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
 
 def _hot_copies(
     kind: BlockType, rates: SliceRates, n_hot: int, rows: int, miss: float, packed: bool, n_rows: int
-) -> DeviceCopy:
+) -> CopySeconds:
     """Device copies of such a block; the biases of experts in slots are there since before. miss: share of its experts'
     uses; packed: the device computes no row in vain; n_rows: else of each token, what it computes."""
     block, hot_block, link, n_used = kind.block, kind.hot(n_hot), rates.transfer, kind.gemms[0].mul_mat.n_expert_used
@@ -349,14 +349,14 @@ def _hot_copies(
         n_up, n_copies = n_numbers * F32, n_copies - 1
         if not packed:
             n_up, n_down, joined = 2 * n_rows * rows * F32, 0, miss * returned * rows
-    device_copy = rates.device_copy(n_up + n_biases, n_down, joined, 1, n_copies)
+    copies = rates.copy_seconds(n_up + n_biases, n_down, joined, 1, n_copies)
     if not kind.context.resident:
-        return device_copy
+        return copies
     # input, experts and routing weights come down in copies of their own with one wait; what the host has goes up, is
     # launched and added
-    send_s = device_copy.send_s + link.copy_out.seconds((block.sent + n_used) * rows * F32) + 2 * link.copy_in.alpha_s
-    join_s = device_copy.join_s + link.copy_in.seconds(returned // block.summed * rows * F32) + 2 * link.split_s
-    return device_copy._replace(send_s=send_s, join_s=join_s)
+    send_s = copies.send_s + link.copy_out.seconds((block.sent + n_used) * rows * F32) + 2 * link.copy_in.alpha_s
+    join_s = copies.join_s + link.copy_in.seconds(returned // block.summed * rows * F32) + 2 * link.split_s
+    return copies._replace(send_s=send_s, join_s=join_s)
 
 
 def _misses_of_batch(
@@ -426,15 +426,15 @@ def slice_times(
     # what is streamed is queued behind GG, so that the link's latency is waited for once
     streams = cg > 0 or prime
     n_steps = (gg > 0) + streams
-    device_copy, wait_s = NO_DEVICE_COPY, 0.0
+    copies, wait_s = NO_COPY, 0.0
     if gg < 1 and kind.context.resident:
-        device_copy, wait_s = _resident_copy(kind, rates, cut, rows, rows - n_g, n_steps)
+        copies, wait_s = _resident_copy(kind, rates, cut, rows, rows - n_g, n_steps)
     elif gg < 1:
         elements = extent if prime else cut.cg + cut.gg
         n_device = n_g if cut.is_whole else rows  # tokens that the device computes something of
         n_up, n_down = block.upload_bytes(elements, n_device, rows), block.download_bytes(elements, n_device, rows)
-        device_copy = rates.device_copy(n_up, n_down, n_down // F32, n_steps)
-    launch_s, behind_s = device_copy.launch_s + device_copy.staged_in_s, device_copy.staged_out_s
+        copies = rates.copy_seconds(n_up, n_down, n_down // F32, n_steps)
+    launch_s, behind_s = copies.launch_s + copies.staged_in_s, copies.staged_out_s
     steps: tuple[DeviceStep, ...] = ()
     if streams:
         gpu_s = kind.gemms.gpu_s(cg, rows) + kind.gemms.gpu_s(cc, n_g) + behind_s
@@ -443,12 +443,12 @@ def slice_times(
         gpu_s = kind.gemms.gpu_s(gg, rows) + (0.0 if streams else behind_s)
         steps = (DeviceStep(0.0, gpu_s, launch_s), *steps)
     cpu_s = wait_s + kind.gemms.cpu_s(cc, rows - n_g)
-    return both_sides(rates, device_copy, steps, cpu_s, rows, issue_s, late_s)
+    return both_sides(rates, copies, steps, cpu_s, rows, issue_s, late_s)
 
 
 def _resident_copy(
     kind: BlockType, rates: SliceRates, cut: Cut, rows: int, n_host: int, n_steps: int
-) -> tuple[DeviceCopy, float]:
+) -> tuple[CopySeconds, float]:
     """(copies of a block that lives on the device, seconds that the thread then waits for its input): the device reads
     the input where it is; two launches, as it adds what the thread sends, and llama.cpp goes on. n_host: tokens that
     the thread computes CC of."""
@@ -461,7 +461,7 @@ def _resident_copy(
         else:
             send_s += input_s
         join_s += link.copy_in.seconds(block.download_bytes(cut.cc, n_host)) + link.split_s
-    return DeviceCopy(send_s, join_s, link.launch_s), wait_s
+    return CopySeconds(send_s, join_s, link.launch_s), wait_s
 
 
 def _whole_times(kind: BlockType, rates: SliceRates, n_tokens: int, rows: int) -> BlockTimes:
@@ -471,8 +471,8 @@ def _whole_times(kind: BlockType, rates: SliceRates, n_tokens: int, rows: int) -
     copy_s = min(whole_s, interpolate(kind.context.offload, n_tokens)) if kind.context.whole is not None else 0.0
     if copy_s > 0:
         offload = (DeviceStep(copy_s, whole_s - copy_s),)
-        return BlockTimes(away_s, 0.0, 0.0, offload, 0.0, interference=rates.beside(n_tokens), offloaded=True)
-    return BlockTimes(away_s, 0.0, whole_s, (), 0.0, interference=rates.beside(n_tokens))
+        return BlockTimes(away_s, 0.0, 0.0, offload, 0.0, interference=rates.interference_at(n_tokens), offloaded=True)
+    return BlockTimes(away_s, 0.0, whole_s, (), 0.0, interference=rates.interference_at(n_tokens))
 
 
 class Pricing:

@@ -88,7 +88,7 @@ def alone_seconds(block: BlockTimes) -> float:
 
 
 def _run_inter_block(
-    inter_block_s: float, cpu_s: float, beside: Interference, link_s: float, now: float, spans: list[Span]
+    inter_block_s: float, cpu_s: float, interference: Interference, link_s: float, now: float, spans: list[Span]
 ) -> tuple[float, float]:
     """(when a block's inputs are there, work that the link then has left). cpu_s: of inter_block_s, the last part, in
     which the CPU works. link_s: the link's work at `now`."""
@@ -97,7 +97,7 @@ def _run_inter_block(
         link_s = _copy(link_s, alone_s, 1.0, now, spans)
     now += alone_s
     if cpu_s > 0:
-        return _cpu_alone(cpu_s, beside, link_s, now, spans)
+        return _cpu_alone(cpu_s, interference, link_s, now, spans)
     return now, link_s
 
 
@@ -140,13 +140,15 @@ def _copy(link_s: float, seconds: float, speed: float, now: float, spans: list[S
     return left(link_s - seconds * speed)
 
 
-def _cpu_alone(cpu_s: float, beside: Interference, link_s: float, now: float, spans: list[Span]) -> tuple[float, float]:
+def _cpu_alone(
+    cpu_s: float, interference: Interference, link_s: float, now: float, spans: list[Span]
+) -> tuple[float, float]:
     """The CPU computes while the device is idle."""
     if link_s > 0:
-        together_s = min(cpu_s / beside.cpu_with_link, link_s / beside.link_with_cpu)
-        link_s = _copy(link_s, together_s, beside.link_with_cpu, now, spans)
+        together_s = min(cpu_s / interference.cpu_with_link, link_s / interference.link_with_cpu)
+        link_s = _copy(link_s, together_s, interference.link_with_cpu, now, spans)
         now += together_s
-        cpu_s -= together_s * beside.cpu_with_link
+        cpu_s -= together_s * interference.cpu_with_link
         if cpu_s <= 0:
             return now, link_s
         if link_s:
