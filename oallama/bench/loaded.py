@@ -109,7 +109,7 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
     )
     placer = Placer.of_file(load.path, options)
     llama = placer.llama(plan)
-    placements = {placement.name: placement for placement in llama.plan.operators}
+    rows = {row.name: row for row in llama.plan.operators}
     return LoadedModel(
         device=llama.device,
         context=llama.ctx,
@@ -117,7 +117,7 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
         params=llama.context_params,
         n_gpu_layers=plan.n_gpu_layers,
         buffers=lambda: llama.buffers,
-        device_share={o.name: device_share(o, placements[o.name]) for o in placer.operators},
+        device_share={o.name: device_share(o, rows[o.name]) for o in placer.operators},
         owner=llama,
         warnings=llama.warnings,
     )

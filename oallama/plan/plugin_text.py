@@ -48,9 +48,9 @@ def plugin_text(
     every_operator: list the operators that lie whole on one side too; the plugin then takes all that `-ot` gives it.
     counts: the plugin counts how often experts are used, of those in host memory too.
     CC without a named layout is plain (CPU): the plugin asks for one it can slice. Raises PlanError for an operator
-    without a placement, and for names that the format cannot carry.
+    without a row, and for names that the format cannot carry.
     """
-    by_name = {placement.name: placement for placement in plan.operators}
+    by_name = {row.name: row for row in plan.operators}
     lines, of_all = [FORMAT, f"model {_word(plan.model_fingerprint)}"], [_SUM, "count 1"] if counts else [_SUM]
     split = split_names(plan, operators, counts)
     for operator in operators:
@@ -80,14 +80,14 @@ def plugin_text(
 
 def split_texts(
     operators: Sequence[Operator],
-    placements: Sequence[OperatorPlacement],
+    rows: Sequence[OperatorPlacement],
     first_device_layer: int,
     settings: Sequence[SplitSettings] = (SplitSettings(),),
 ) -> tuple[str, ...]:
     """Which tensors are split and along which axis, as a plan text that leaves all of them on the host, in parts, one
     for each device up to the last with such tensors. A no_alloc load needs no more to give the plugin what it would get
     but the devices' lines, where it has devices: that of the first may follow its part. Raises PlanError."""
-    by_name, with_n_g = {placement.name: placement for placement in placements}, devices_with_n_g(settings)
+    by_name, with_n_g = {row.name: row for row in rows}, devices_with_n_g(settings)
     lines: dict[int, list[str]] = {}
     for operator, lives in zip(operators, _residents(operators, by_name, first_device_layer, settings), strict=True):
         if needs_split(operator, by_name[operator.name], with_n_g):
@@ -141,12 +141,12 @@ def _residents(
     return tuple(found)
 
 
-def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: bool) -> str:
-    cc, cg, gg = slice_counts(operator, placement)
+def _tensor_line(operator: Operator, row: OperatorPlacement, resident: bool) -> str:
+    cc, cg, gg = slice_counts(operator, row)
     shape = "x".join(str(extent) for extent in operator.shape)
-    layout = _word(placement.layout or CPU_DEVICE) if cc else _NO_LAYOUT
+    layout = _word(row.layout or CPU_DEVICE) if cc else _NO_LAYOUT
     line = f"tensor {_word(operator.name)} {operator.type} {shape} {cut_axis(operator)} {cc} {cg} {gg} {layout}"
-    line += f" hot={','.join(map(str, placement.hot_experts))}" if placement.hot_experts else ""
+    line += f" hot={','.join(map(str, row.hot_experts))}" if row.hot_experts else ""
     line += " resident" if resident else ""
     line += " input=F32" if operator.input_f32 else ""
     chunk = chunk_of(operator)

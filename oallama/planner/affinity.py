@@ -17,7 +17,7 @@ from typing import Literal
 from oallama.core.affinity_report import Affinity
 from oallama.core.types import Operator
 from oallama.cost.whole import Costs, placement_seconds
-from oallama.planner.placement import Placement, placements
+from oallama.planner.placement import Placement, operator_rows
 from oallama.planner.transfers import Transfers
 
 AffinityRule = Literal["default", "paper"]
@@ -118,7 +118,7 @@ def affinities(
 ) -> tuple[Affinity, ...]:
     """The report's rows, best rank first: every operator's T' and B given where all the others finally are."""
     transfers, rows = Transfers(costs, rule == "paper"), list[Affinity]()
-    placed = placements(operators, placement)
+    placed = operator_rows(operators, placement)
     for i, (o, cost, place) in enumerate(zip(operators, costs.operators, placed, strict=True)):
         times = cost.t_cpu_s, cost.t_gpu_s, transfers.of(placement.on_device, placement.first_device_layer, i)
         possible = cost.t_gpu_s is not None

@@ -245,7 +245,7 @@ def n_gpu_layers(n_layer: int, placement: Placement) -> int:
     return n_layer + 1 - placement.first_device_layer
 
 
-def placements(operators: Sequence[Operator], placement: Placement) -> tuple[OperatorPlacement, ...]:
+def operator_rows(operators: Sequence[Operator], placement: Placement) -> tuple[OperatorPlacement, ...]:
     """The plan's row of each operator: where it lies, in elements along the axis of its cut."""
     n_layer, rows = placement.first_device_layer + sum(placement.device_layers) - 1, []
     for operator, assignment in zip(operators, placement.assignments, strict=True):
@@ -330,7 +330,7 @@ def unmeasured_record(
         device=device,
         policy=policy,
         workload=workload,
-        operators=placements(operators, placement),
+        operators=operator_rows(operators, placement),
         n_gpu_layers=n_gpu_layers(model.n_layer, placement),
         memory=memory,
         predicted=None,
@@ -360,10 +360,10 @@ def with_used_experts(plan: Plan, operators: Sequence[Operator], routing: Routin
     keeps its own."""
     use = {} if routing is None else expert_use(routing)
     layers = {operator.name: operator.layer for operator in operators}
-    placements = tuple(
+    rows = tuple(
         replace(p, hot_experts=tuple(sorted(use[layer].order[: len(p.hot_experts)])))
         if p.hot_experts and (layer := layers[p.name]) in use
         else p
         for p in plan.operators
     )
-    return plan if placements == plan.operators else replace(plan, operators=placements)
+    return plan if rows == plan.operators else replace(plan, operators=rows)

@@ -87,7 +87,7 @@ def load_placed(
             held.callback(device.close)
         check_device(plan, device.name, device.spec)
         with held_interrupt():
-            split = open_split(plan, places.placements, operators, model.n_layer, device)
+            split = open_split(plan, places.rows, operators, model.n_layer, device)
             if split is not None:
                 held.callback(split.close)
         llama = _load_llama(model, settings, device, split, held, arguments or {})

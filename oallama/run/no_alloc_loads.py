@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from oallama.core.types import Attention, ModelInfo, Operator, Workload
 from oallama.device.spec import DeviceSpec
-from oallama.planner.placement import Placement, n_gpu_layers, operators_on_cpu, placements
+from oallama.planner.placement import Placement, n_gpu_layers, operator_rows, operators_on_cpu
 from oallama.planner.problem import LoadBytes
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class NoAllocLoads:
         patterns: tuple[Pattern, ...] = ()
         split: tuple[str, ...] = ()
         if uses_device or self._in_doubt:
-            planned = placements(self._operators, placement)
+            planned = operator_rows(self._operators, placement)
             places = weight_places(
                 self._operators,
                 planned,

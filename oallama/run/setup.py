@@ -40,12 +40,12 @@ def device_of(plan: Plan, device: str | None) -> DeviceSpec:
 
 def only_splits(plan: Plan) -> bool:
     """True for a plan that gives llama.cpp nothing to keep on the device."""
-    return not plan.n_gpu_layers and not any(placement.gg == 1 for placement in plan.operators)
+    return not plan.n_gpu_layers and not any(row.gg == 1 for row in plan.operators)
 
 
 def computes_on_device(plan: Plan) -> bool:
     """True where an operator is stored or streamed there, for any batch."""
-    stored = any(placement.cc < 1 or placement.hot_experts for placement in plan.operators)
+    stored = any(row.cc < 1 or row.hot_experts for row in plan.operators)
     return stored or bool(devices_with_n_g(plan.split_settings))
 
 
@@ -60,7 +60,7 @@ def check_layers(plan: Plan, n_layer: int, operators: Sequence[Operator]) -> Non
     """Raises PlanError for an operator that is whole on the device in a layer that n_gpu_layers leaves on the host:
     llama.cpp would leave it there too."""
     first = n_layer + 1 - plan.n_gpu_layers
-    whole = {placement.name for placement in plan.operators if placement.gg == 1}
+    whole = {row.name for row in plan.operators if row.gg == 1}
     for operator in operators:
         if operator.name in whole and operator.layer_in(n_layer) < first:
             raise PlanError(
