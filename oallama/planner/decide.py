@@ -88,7 +88,7 @@ class _Search:
         if problem.profile.device == CPU_DEVICE and (policy is None or not policy.is_given):
             yield cpu, request
             return
-        if policy is not None and policy.published and problem.slices_only:
+        if policy is not None and policy.caveat and problem.slices_only:
             raise UsageError(
                 f"policy {policy.name} puts whole operators on the device, which llama.cpp cannot do with "
                 f"{problem.profile.device}; use split or scheinfer"
@@ -138,8 +138,8 @@ class _Search:
             change = f"raised from {first.workload.n_ubatch} to {best.workload.n_ubatch} tokens"
             note = f"micro-batch {change}: predicted to take {gain:.0%} less time"
             best = replace(best, notes=(note, *best.notes))
-        if policy.published:
-            best = replace(best, notes=(*best.notes, policy.published))
+        if policy.caveat:
+            best = replace(best, notes=(*best.notes, policy.caveat))
         return policy.finish(best, self._request.policy is None)
 
 

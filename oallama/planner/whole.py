@@ -57,14 +57,14 @@ def search(
     negative, the placement that the loop converged to, whatever it is predicted to take; norms and KV of all layers are
     on the device, or of as many as fit.
     """
-    published = affinity == "paper"
+    paper = affinity == "paper"
     if first_layers is None:
         first_layers = device_layer_choices(costs.graph.n_layer, layers(costs, budget).first_device_layer)
-    transfers = transfers or Transfers(costs, published)
+    transfers = transfers or Transfers(costs, paper)
     budgets = [(first, n_bytes) for first in first_layers if (n_bytes := budget(first)) >= 0]
     found = [
-        algorithm_1(costs, n_bytes, first, transfers=transfers, rule=rule, published=published)
-        for first, n_bytes in (budgets[:1] if published else budgets)
+        algorithm_1(costs, n_bytes, first, transfers=transfers, rule=rule, paper=paper)
+        for first, n_bytes in (budgets[:1] if paper else budgets)
     ]
     return min(found, key=lambda placement: (placement.seconds, placement.first_device_layer)) if found else cpu(costs)
 

@@ -86,7 +86,7 @@ def with_split(slicer: Slicer, whole: Placement, phase: Phase, budget: int, copi
 
 @policy(
     "fiddler", "everything but experts on the device, experts copied for large batches", streams=True,
-    published="Fiddler's choice by tokens is made for all experts of a batch at once, not for each expert",
+    caveat="Fiddler's choice by tokens is made for all experts of a batch at once, not for each expert",
 )  # fmt: skip
 def fiddler(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     """Placements with experts computed by the CPU, with and without the split back end, and with experts copied: the

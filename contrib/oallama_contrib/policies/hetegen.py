@@ -88,7 +88,7 @@ def order(found: Sequence[Module], pricing: Pricing) -> list[int]:
 
 @policy(
     "hetegen", "every linear operator on both sides at once", streams=True,
-    published="only HeteGen's shares and promotion: weights are pinned at load, not while it runs, and gate, up and "
+    caveat="only HeteGen's shares and promotion: weights are pinned at load, not while it runs, and gate, up and "
     "down whose shares are equal are joined once",
 )  # fmt: skip
 def hetegen(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:

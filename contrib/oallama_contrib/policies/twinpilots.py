@@ -168,7 +168,7 @@ def _or_inf(seconds: float | None) -> float:
 
 @policy(
     "twinpilots", "whole operators on either side, with the least makespan", streams=True,
-    published="TwinPilots' plan for one workload: without history, and without planning while it runs",
+    caveat="TwinPilots' plan for one workload: without history, and without planning while it runs",
 )  # fmt: skip
 def twinpilots(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     """The modules on the sides of the least makespan, which the placement's notes say."""
