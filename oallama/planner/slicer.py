@@ -1,11 +1,11 @@
 """Slices for all blocks that a placement of whole operators leaves on the host: r_GG, r_CG and n_g (ScheInfer, section
 IV), or a hot set of experts, under one memory limit.
 
-With n_g cuts suit decode, as in the paper, and n_g the prompt; without it they suit the workload, whose total time
-decides between the two. A host layout that the device cannot read (repacked weights) rules out n_g, unless CC is kept a
-second time in the plain one; the total decides again. Without streaming r_CG = n_g = 0: both sides compute, nothing is
-copied. Where it is known which experts are used, an FFN's options are sets of its most used ones besides: more bytes,
-fewer seconds, like any larger slice.
+Two searches compete by the workload's total time: one without n_g, whose cuts minimise that time; and one with n_g,
+whose cuts minimise decode and whose n_g minimises the prompt, as in the paper. A device cannot read repacked weights,
+so n_g needs CC in the plain layout: instead of the fastest one, or as a second copy; total time decides that too.
+Without streaming r_CG = n_g = 0. If expert counts are known, an FFN of experts also has sets of its most used experts
+as options: more bytes, fewer seconds, like any larger slice.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from oallama.planner.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class SlicePlan:
-    """The cuts of every block, and what they take."""
+    """The cuts of every block, with their memory and predicted times."""
 
     blocks: tuple[Block, ...]
     cut_blocks: tuple[tuple[BlockType, Cut], ...]  # for each block its type, in the layout that it gets, and its cut
     token_assignment: TokenTable
-    kept_twice: bool  # CC lies in its fast layout and in the plain one, which is streamed for n_g
+    kept_twice: bool  # CC is kept in its fast layout and in the plain one, which is streamed for n_g
     staging_bytes: int  # the ring of slots for streamed weights, and activations
-    prefill_s: float  # blocks, and what lies between them, over the workload's prompt
+    prefill_s: float  # of the workload's prompt: blocks and inter-block times
     decode_s: float  # of one token of an answer
-    budget_limited: bool = False  # more device memory would have changed it
+    budget_limited: bool = False  # more device memory would change the cuts
 
     def predicted(self, workload: Workload) -> Predicted:
         return Predicted.with_drafts(self.prefill_s, self.decode_s, workload)
@@ -97,14 +97,14 @@ class SlicePlan:
 
 
 N_VALUES = 16
-"""n_G of the paper: how many values of r_GG above 0 are looked at. With eight, five of 29 plans of the corpus are
+"""n_G of the paper: number of values of r_GG above 0 that are tried. With eight, five of 29 plans of the corpus are
 slower, by up to 15.6 %."""
 
-MODEL_ROUNDS = 10  # tokens that the exact timeline of decode may take to settle
+MODEL_ROUNDS = 10  # most tokens that the exact timeline of decode runs until it is steady
 
 
 class Slicer:
-    """Slices for a problem and a workload, whatever lies whole on the device."""
+    """Finds and prices slices for a problem and a workload, beside any placement of whole operators."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Slicer:
         self._problem, self.workload, self._streams, self._hot = problem, workload, streams, hot
         self._uses = {} if problem.routing is None else expert_use(problem.routing)
         self._follows = streams and hot and may_follow(problem)
-        if self._follows:  # also of what nothing is known
+        if self._follows:  # layers without counts, too
             self._uses = {
                 o.layer: self._uses.get(o.layer) or experts_alike(o.shape[2])
                 for o in problem.operators
@@ -132,7 +132,7 @@ class Slicer:
         self._options = cache(partial(BlockOptions, self.pricing, workload, streams))
 
     def varied(self, workload: Workload, n_slots: int) -> Slicer:
-        """A slicer for another workload, and a ring of n_slots slots. The tasks of sliced blocks are shared."""
+        """A slicer for another workload and a ring of n_slots slots, which shares the cached tasks of sliced blocks."""
         other = copy(self)
         other.pricing = self.pricing.with_slots(n_slots)
         if workload != self.workload:
@@ -143,15 +143,15 @@ class Slicer:
     def blocks(
         self, placement: Placement, together: Collection[int] | None = None, cuts: Sequence[Hashable] | None = None
     ) -> list[Block]:
-        """The blocks that may be sliced beside `placement`; with the use of their experts where these may be hot.
-        together, cuts: as BlockContexts.blocks; together None: those layers that have hot experts in `placement`."""
+        """The blocks that may be sliced beside `placement`; those that may have hot experts with the use of experts.
+        together, cuts: as in BlockContexts.blocks; together None: the layers with hot experts in `placement`."""
         if together is None:
             together = _hot_layers(self._problem.operators, placement)
         blocks = self.contexts.blocks(placement, together, cuts)
         return [self._with_use(block) for block in blocks] if self._hot else blocks
 
     def _with_use(self, block: Block) -> Block:
-        """Whole FFNs of experts only: what else there is of experts is sliced."""
+        """Add the use of experts to a block that is a whole FFN of experts; only those may have hot experts."""
         layer, kind = self._problem.operators[block.operators[0]].layer, block.types[0]
         use = None if layer is None else self._uses.get(layer)
         is_whole = kind.block.hidden_each and kind.block.returned
@@ -166,11 +166,11 @@ class Slicer:
     def plan(
         self, placement: Placement, budget: int, weights_budget: int, n_values: int = N_VALUES
     ) -> SlicePlan | None:
-        """The slices beside `placement` that take the workload the least time; an empty plan where nothing gains. None:
-        there is nothing that could be sliced.
+        """The slices beside `placement` with the least time for the workload; an empty plan if no slice gains. None: no
+        block can be sliced.
 
         budget: bytes of device memory for slices and staging; weights_budget: for slices alone. No block is all GG:
-        that is for whole operators.
+        such operators are placed whole.
         """
         workload = self.workload
         best: SlicePlan | None = None
@@ -191,7 +191,7 @@ class Slicer:
                     if plan is not None and plan.total_s(workload) < found.total_s(workload):
                         found, found_mode = plan, mode
             found = self._exact(found)
-            while (narrower := self._narrower(found, kind_of)) is not None:  # leaves the device more room for weights
+            while (narrower := self._narrower(found, kind_of)) is not None:  # a smaller ring leaves room for GG
                 most_cg[narrower[0]] = narrower[1]
                 plan = self._solved(blocks, found_mode, options, most_cg, kind_of, budget, weights_budget)
                 plan = plan and self._exact(plan)
@@ -203,7 +203,7 @@ class Slicer:
         return best
 
     def _narrower(self, plan: SlicePlan, kind_of: Sequence[int]) -> tuple[int, int] | None:
-        """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot is as the next
+        """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot shrinks to the next
         largest). None: no slot can shrink. kind_of: the kind of each block."""
         n_g = most_n_g(plan.token_assignment, self.workload.largest_batch)
         slots: dict[int, int] = {}
@@ -218,30 +218,30 @@ class Slicer:
         return number, most_streamed(kind, following)
 
     def with_table(self, plan: SlicePlan, budget: int) -> SlicePlan:
-        """The plan with n_g for batches of any size, where there is room for what these need."""
+        """The plan with n_g for all batch sizes; the same plan if their staging does not fit the budget."""
         workload = self.workload
         known = {p.n_tokens for p in passes(workload, "prefill")}
         table = token_table(plan.cut_blocks, self.pricing, workload.largest_batch, known)
         staging = staging_bytes(
             plan.cut_blocks, self.pricing.streaming, workload.largest_batch, most_n_g(table, workload.largest_batch)
         )
-        if plan.weights_bytes + staging > budget:  # other batches get no more n_g than there is room for
+        if plan.weights_bytes + staging > budget:
             return plan
         return self.priced(plan.blocks, plan.cut_blocks, table, plan.kept_twice, staging)
 
     def fastest(self, types: Sequence[BlockType]) -> BlockType:
-        """The one in whose layout the CPU takes the least time over the workload."""
+        """The type in whose layout the CPU takes the least time over the workload."""
         over = passes(self.workload, "mixed")
         return min(
             types, key=lambda kind: (sum(p.count * kind.gemms.cpu_s(1.0, p.n_tokens) for p in over), kind.layout)
         )
 
     def _modes(self, kinds: Sequence[tuple[BlockType, ...]]) -> list[_Mode]:
-        """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a
-        second copy.
+        """The modes to try: without n_g in the fastest layout; with n_g in the plain layout, and in the fastest one
+        with a second copy.
 
-        With n_g every layer's block is in the split back end, and none as llama.cpp would run it whole; blocks whose CC
-        is never streamed keep their layout.
+        With n_g the split back end runs the blocks of every layer, also those that llama.cpp would run whole. Blocks
+        whose CC is never streamed keep their layout.
         """
         fastest = tuple(map(self.fastest, kinds))
         without = _Mode(fastest, "workload", False, False)
@@ -259,7 +259,8 @@ class Slicer:
         return [without, *self._following_modes(kinds, fastest), _Mode(plain, objective, True, False), *twice]
 
     def _following_modes(self, kinds: Sequence[tuple[BlockType, ...]], fastest: Sequence[BlockType]) -> Iterator[_Mode]:
-        """Hot experts follow the conversation: their blocks in the plain layout, and the fastest with a second copy."""
+        """Yield modes in which hot experts follow the conversation: blocks with experts in the plain layout, and in the
+        fastest one with a second copy."""
         if not self._follows or all(kind.use is None for kind in fastest):
             return
         followed = {kind.use: following(kind.use) for kind in fastest if kind.use is not None}
@@ -285,10 +286,10 @@ class Slicer:
         budget: int,
         weights_budget: int,
     ) -> SlicePlan | None:
-        """r_GG, then n_g; what staging then takes is taken off the budget, and so on until both fit. None: it does not,
-        or no prompt gains by n_g, or the host has no room for a second copy.
+        """Solve r_GG by the knapsack, then n_g; subtract the staging that these need from the budget, and repeat until
+        both fit. None: they do not fit, no prompt gains by n_g, or the host has no room for a second copy.
 
-        most_cg: elements of CG of each kind of the mode, at most; kind_of: the kind of each block.
+        most_cg: most elements of CG of each kind of the mode; kind_of: the kind of each block.
         """
         pairs = zip(mode.kinds, most_cg, strict=True)
         choices = [options.choices(kind, mode.objective, most) for kind, most in pairs]
@@ -300,7 +301,7 @@ class Slicer:
         lengths = sorted({p.n_tokens for p in prompt}) if mode.with_n_g else []
 
         staging, needed = -1, 0
-        while needed > staging:  # once the slices need no more than was taken off the budget, they fit
+        while needed > staging:  # ends when the staging that was subtracted suffices
             staging = needed
             selection = solve_knapsack(costs, max(0, min(budget - staging, weights_budget)), kind_of)
             counts = Counter(zip(kind_of, selection.chosen, strict=True))
@@ -324,8 +325,7 @@ class Slicer:
     #
 
     def with_n_g(self, placement: Placement) -> Placement:
-        """The same slices, which may have been made for another workload, with n_g solved anew where prompts have
-        any."""
+        """The same slices with n_g solved for this slicer's workload, if the placement has n_g."""
         split = placement.split
         if not split.settings.token_assignment:
             return placement
@@ -336,8 +336,8 @@ class Slicer:
         return replace(placement, splits=(split, *placement.splits[1:]))
 
     def cuts_of(self, placement: Placement) -> tuple[list[Block], CutBlocks]:
-        """The blocks of a placement, as its slices cut them. Raises PlanError if one is cut that cannot be cut
-        here."""
+        """The blocks of a placement with its cuts. Raises PlanError for a cut operator that this profile's device
+        cannot compute."""
         blocks, split = (
             self.blocks(placement),
             {i for i, assignment in enumerate(placement.assignments) if assignment.is_split},
@@ -348,7 +348,7 @@ class Slicer:
         return blocks, [self._as_cut(block, placement) for block in blocks]
 
     def _as_cut(self, block: Block, placement: Placement) -> tuple[BlockType, Cut]:
-        """A block as its first operator is cut, in the layout that it was given, with the use of its hot experts."""
+        """The type and the cut of a block, as the placement has its first operator."""
         i = block.operators[0]
         assignment, settings = placement.assignments[i], placement.split.settings
         kind = block.in_layout(assignment.layout) or self.fastest(block.types)
@@ -369,12 +369,12 @@ class Slicer:
         twice: bool = False,
         staging: int = 0,
     ) -> SlicePlan:
-        """Cuts with the times of their timeline."""
+        """A SlicePlan of given cuts, with the times of their timeline."""
         seconds = self._phases(count_blocks(cut_blocks), table)
         return self._exact(SlicePlan(tuple(blocks), tuple(cut_blocks), table, twice, staging, *seconds))
 
     def _phases(self, counted: Counted, table: TokenTable) -> tuple[float, float]:
-        """(seconds of the prompt, of a token), each block as one among others like it."""
+        """(seconds of the prompt, of a token) as a sum of steady-state seconds per block."""
         prefill_s = sum(
             p.count * counted_seconds(counted, self.pricing, p.n_tokens, n_g_at(table, p.n_tokens), p.n_outputs)
             for p in passes(self.workload, "prefill")
@@ -384,16 +384,16 @@ class Slicer:
         return prefill_s, step.count * counted_seconds(counted, self.pricing, step.n_tokens, n_g, step.n_outputs)
 
     def _exact(self, plan: SlicePlan) -> SlicePlan:
-        """The plan with the times of its timeline, in which blocks of different kinds follow one another."""
+        """The plan with the times of its timeline, in which blocks of different kinds alternate."""
         if not plan.streams:
-            return plan  # nothing runs ahead, so these are exact
+            return plan  # no copy runs ahead of its block, so the sums are exact
         prompt = [times for p in passes(self.workload, "prefill") for times in self.pass_times(plan, p)]
         step = decode_pass(self.workload)
         decode_s = step.count * cycle_seconds(self.pass_times(plan, step), self.pricing.streaming, MODEL_ROUNDS)
         return replace(plan, prefill_s=run_seconds(prompt, self.pricing.streaming), decode_s=decode_s)
 
     def pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
-        """Times of the blocks in order, each with the inter-block time before it."""
+        """BlockTimes in execution order, each with the inter-block time before it."""
         n_g, block_times = n_g_at(plan.token_assignment, p.n_tokens), cache(self.pricing.block_times)
         return [
             block_times(*cut_block, p.n_tokens, n_g, p.n_outputs, block.inter_block_share)
@@ -420,7 +420,8 @@ class Slicer:
         )
 
     def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
-        """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
+        """Settings of the plan's streams. With a device whose calls are synchronous no copies are queued, so pieces and
+        the link's speed do not matter."""
         asked, rates = self.pricing.streaming, self.pricing.rates
         n_batch = self.workload.largest_batch
         ring = ring_bytes(plan.cut_blocks, asked, n_batch, most_n_g(plan.token_assignment, n_batch))
@@ -437,8 +438,8 @@ class Slicer:
 
 
 def may_follow(problem: Problem) -> bool:
-    """Whether hot experts can follow the conversation: the device is sent others from pinned memory while it computes,
-    and layers have so many experts that some are used more for a while."""
+    """Whether hot experts can follow the conversation: pinned memory is copied while the device computes, and layers
+    have enough experts (FEWEST_EXPERTS) that some are used more for a time."""
     profile = problem.profile
     rates = profile.is_pinned and "h2d_pinned" in profile.link and not profile.is_blocking
     return rates and any(o.op == "MUL_MAT_ID" and o.shape[2] >= FEWEST_EXPERTS for o in problem.operators)
@@ -450,7 +451,7 @@ def pricing_of(problem: Problem, streaming: StreamSettings = StreamSettings()) -
 
 
 def slicer_of(problem: Problem, workload: Workload, placement: Placement) -> Slicer:
-    """A Slicer with the settings of the search that found these slices, for another workload."""
+    """A Slicer for a workload, with the settings of the search that found the placement's slices."""
     streaming = placement.split.settings.streaming
     return Slicer(
         problem,
@@ -463,8 +464,8 @@ def slicer_of(problem: Problem, workload: Workload, placement: Placement) -> Sli
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """One way to slice: each kind of block in one layout, what its cuts suit, and whether its CC is streamed for n_g.
-    twice: CC is also kept in the plain layout, as the device cannot read this one."""
+    """Conditions of one search: the layout of each kind of block, the objective of its cuts, and whether CC is streamed
+    for n_g. twice: CC is also kept in the plain layout."""
 
     kinds: tuple[BlockType, ...]
     objective: Objective
