@@ -13,8 +13,8 @@
 //     weights: CC, CG, a second copy of CC, GG     their split buffer (weights.h), as long as the model is loaded
 //     the ring that CG is copied to                Stream (stream.h), one for each DeviceSide
 //     activations on a device                      DeviceSide (device_side.h), shared by all its programs
-//     pinned host memory: inputs and results
-//     on their way, values of the host alone       Host (host.h), shared by all programs
+//     host memory (pinned if possible) for inputs
+//     and results in transit, and host values      Host (host.h), shared by all programs
 //     tensor headers and both graphs               Program (program.h)
 //     inputs and results of a sub-graph            llama.cpp
 //
