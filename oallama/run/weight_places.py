@@ -1,4 +1,4 @@
-"""Buffer types of the weights of a plan: layouts that this CPU has, override patterns, text for the split back end."""
+"""Where a plan's weights go in a load: layouts that this CPU has, override patterns, and the split back end's text."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def weight_places(
     first_device_layer: int,
     settings: Sequence[SplitSettings],
 ) -> WeightPlaces:
-    """first_device_layer: whose norms and KV cache are on a device, as are those of the layers behind it. settings: of
-    each device. Raises BridgeError."""
+    """The WeightPlaces of a plan's rows. first_device_layer: the first layer whose norms and KV are on a device.
+    settings: of each device. Raises BridgeError."""
     usable, warnings = usable_layouts(operators, rows, load_bridge(), settings)
     patterns = host_patterns(operators, usable, tensor_names, devices_with_n_g(settings))
     texts = split_texts(operators, usable, first_device_layer, settings)
@@ -61,8 +61,8 @@ def weight_places(
 
 
 def usable_plan(plan: Plan, operators: Sequence[Operator], counts: bool = False) -> tuple[Plan, tuple[str, ...]]:
-    """The plan with layouts that this CPU has, for a program of its own (plan/export.py), and a sentence for each one
-    that was asked for and that it has not. counts: as in needs_split. Raises BridgeError."""
+    """(the plan with layouts that this CPU has, a warning for each requested layout that it lacks), for a stock program
+    (plan/export.py). counts: as in needs_split. Raises BridgeError."""
     named = any(row.layout for row in plan.operators)
     if not (named or split_names(plan, operators, counts) or any_in_doubt(operators)):
         return plan, ()  # llama.cpp chooses
@@ -116,7 +116,7 @@ def usable_layouts(
 
 
 def host_shape(operator: Operator, row: OperatorPlacement) -> Shape:
-    """[K, N, E] of what the CPU multiplies by: the whole weight, or the CC slice of a split one."""
+    """[K, N, E] of the weight that the CPU multiplies by: the whole operator, or its CC slice."""
     if not 0 < row.cc < 1:
         return operator.shape
     k, n, e = operator.shape
