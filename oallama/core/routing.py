@@ -47,7 +47,7 @@ class LayerCounts:
 
 @dataclass(frozen=True, slots=True)
 class ExpertCounts:
-    """Tallies of one answer by layer."""
+    """Expert counts of one answer, by layer."""
 
     decode: Mapping[int, LayerCounts]
     prompt: Mapping[int, LayerCounts]
