@@ -27,8 +27,8 @@ class ExpertUse:
     decode: tuple[float, ...]
     prompt: tuple[float, ...]
     spread: float | None = None  # if experts follow the conversation: SPREAD of cost/following.py; None: they stay
-    # coverage by the number of most recently used experts, from 0 to all, for single tokens and for prompts; empty: not
-    # recorded
+    # coverage by the experts with the highest recent (decayed) counts, by their number from 0 to all, for single tokens
+    # and for prompts; empty: not recorded
     recent_decode: tuple[float, ...] = ()
     recent_prompt: tuple[float, ...] = ()
     gaps: tuple[float, ...] = ()  # uses by reuse distance in tokens (split/uses.h); empty: not recorded

@@ -31,8 +31,8 @@ class NoAllocLoads:
         n_threads: Callable[[], int],
         no_alloc_loader: NoAllocLoader | None = None,
     ) -> None:
-        """n_threads: of the CPU, asked when a load is. no_alloc_loader: a process that makes the loads; None: one is
-        started for each, or for those that are made `together`."""
+        """n_threads: called when a load needs it. no_alloc_loader: a process that makes the loads; None: a new process
+        for each, or for those made `together`."""
         self._model, self._operators, self._tensor_names = model, tuple(operators), tuple(tensor_names)
         self._device, self._n_threads = device, n_threads
         self._no_alloc_loader = no_alloc_loader
