@@ -74,8 +74,8 @@ def promising_stock(
     n_ubatches: Sequence[int] = (),
     latest_s: float = inf,
 ) -> list[tuple[StockPlacement, Predicted]]:
-    """The most promising options of stock llama.cpp and what they are predicted to take (planner/policies/stock.py).
-    latest_s: none whose prompt is predicted to take longer. Raises as planning does."""
+    """The most promising configurations of stock llama.cpp with their predicted times (planner/policies/stock.py).
+    latest_s: largest predicted seconds of the prompt. Raises as planning does."""
     with on.no_alloc_loads.together():
         asked = Request(workload)
         found = most_promising(
@@ -89,7 +89,7 @@ def promising_stock(
 
 
 def stock_attention(on: ModelOnDevice) -> FlashAttention:
-    """Stock llama.cpp's attention mode: what was asked for, else flash attention, as wherever a device has it."""
+    """Stock llama.cpp's attention mode: the requested one, else flash attention if a device supports it."""
     return "on" if on.options.flash_attn == "auto" else on.options.flash_attn
 
 
@@ -114,8 +114,8 @@ def stock_load(on: ModelOnDevice, n_ctx: int, n_ubatch: int, n_batch: int = STOC
 
 
 def memory_cap(on: ModelOnDevice, load: LoadSettings) -> Cap:
-    """The placer's own cap (--vram or what is free, --vram-fill, --gpu-weights). load: one with nothing on the device.
-    Raises what a no_alloc load raises."""
+    """The placer's memory cap (--vram or the free memory, --vram-fill, --gpu-weights). load: a load without layers on
+    the device. Raises what a no_alloc load raises."""
     if not on.has_device:
         return Cap()
     if on.members:
