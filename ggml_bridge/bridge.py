@@ -320,11 +320,11 @@ class Bridge:
         return float(self.native.value("double", "gb_copy_wait", encode(device), int(pinned), n_bytes))
 
     #
-    # the split backend
+    # the split back end
     #
 
     def split(self) -> SplitBackend:
-        """Return the split backend, loaded and registered with ggml by the first call, for the rest of the process.
+        """Return the split back end, loaded and registered with ggml by the first call, for the rest of the process.
 
         Raises VersionMismatch, BridgeError if libggml-oallama is missing or does not fit this ggml.
         """

@@ -115,7 +115,7 @@ def open_libraries() -> Libraries:
 
 
 def find_plugin() -> Path:
-    """Path of libggml-oallama, the split backend that llama.cpp loads too: see `find_built`. Raises BridgeError."""
+    """Path of libggml-oallama, the split back end that llama.cpp loads too: see `find_built`. Raises BridgeError."""
     return find_built("ggml-oallama")
 
 

@@ -1,4 +1,4 @@
-"""The split backend: a ggml backend in libggml-oallama that computes a mul-mat, or a whole FFN, on the CPU and on
+"""The split back end: a ggml backend in libggml-oallama that computes a mul-mat, or a whole FFN, on the CPU and on
 another device at the same time. A plan says which slice of which weight lies where (native/split/ggml-oallama.h).
 
 The library is loaded when it is first asked for and registers itself with ggml: every llama_context made later in this
@@ -94,7 +94,7 @@ class MeasuredBlockTimes:
 
 
 class SplitBackend:
-    """The split backend of this process. Get it from `Bridge.split`."""
+    """The split back end of this process. Get it from `Bridge.split`."""
 
     def __init__(self, path: Path) -> None:
         """Loads libggml-oallama and registers its devices with ggml, whose symbols must be global already.

@@ -1,6 +1,6 @@
 // Two kinds of work at once: how fast is each alone, and both together?
 //
-// Mul-mats and copies share memory, cores or a queue. Both are asked for by one thread, as the split backend does it:
+// Mul-mats and copies share memory, cores or a queue. Both are asked for by one thread, as the split back end does it:
 // it queues work on the device, computes with all threads, then waits. So much is queued that the device is still at it
 // when the first kind is done. What the first lost is by how much longer it took than alone; what the second lost
 // meanwhile, by how much later than alone it was done.

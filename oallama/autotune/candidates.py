@@ -1,4 +1,5 @@
-"""Candidates for classes of workloads: options of stock llama.cpp, and the fewest plans that serve all classes."""
+"""What tuning measures for each class of workloads: configurations of stock llama.cpp, and plans, as few as serve all
+classes."""
 
 from __future__ import annotations
 
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
-GEN_S, LEAST_GEN, MOST_GEN = 1.0, 4, 16  # an answer is measured for as many tokens as the prediction says this takes
+GEN_S, LEAST_GEN, MOST_GEN = 1.0, 4, 16  # a turn generates as many tokens as are predicted for GEN_S, within limits
 UNKNOWN = Predicted(1.0, 0.25, 33.0)  # of a class without a prediction
-HOPELESS = 2.0  # predicted to take more than so many times as long as the fastest: not measured
-LIKELY_LATE = 1.5  # as many times as late a first word as under --fit, by prediction: not measured
-STOCK_DRAFTS = (1, 2, 4)  # that stock llama.cpp is offered where the user asks for drafts
-NEAR = 1.03  # a plan that is predicted to take so many times as long as the best serves a class as well
+HOPELESS = 2.0  # predicted to take more than this many times as long as the fastest: not measured
+LIKELY_LATE = 1.5  # first word predicted to come more than this many times as late as with --fit: not measured
+STOCK_DRAFTS = (1, 2, 4)  # numbers of drafts to try with stock llama.cpp if the user asks for drafts
+NEAR = 1.03  # a plan serves a class if it is predicted to take at most this many times as long as the best one
 
 
 @dataclass(frozen=True, slots=True)
 class StockCandidate:
-    """Options of stock llama.cpp to measure. predicted: None where nothing is predicted; n_draft: drafts a step;
-    device: which of several devices they use alone; "": all."""
+    """A configuration of stock llama.cpp to measure. predicted None: no prediction; n_draft: drafts per step; device:
+    the only device that it uses of several; "": all."""
 
     placement: StockPlacement
     predicted: Predicted | None
@@ -53,8 +54,8 @@ class StockCandidate:
 
 
 class Candidates:
-    """Candidates for classes that are not measured yet. workloads: the workload of each class; fit: stock llama.cpp's
-    own placement; alone: of several devices, that on each by itself."""
+    """Configurations and plans for classes that are not measured yet. workloads: the workload of each class; fit: stock
+    llama.cpp's own placement; alone: with several devices, its placement on each alone."""
 
     def __init__(
         self,
@@ -78,7 +79,8 @@ class Candidates:
         return {name: plan.to_json() for name, plan in self._plans.items()}
 
     def of(self, kind: WorkloadClass) -> ClassResult:
-        """Plans to measure for a class, of those that serve it well; plans that serve most classes come first."""
+        """What to measure for a class. Plans come in this order: those near the best, those that serve most classes,
+        the fastest by prediction."""
         workload, fit = self._workloads[kind], self._fits[kind] or UNKNOWN
         stock = self._stock(kind)
         best_s = min(each.total_s for each in stock)
@@ -96,8 +98,8 @@ class Candidates:
         )
 
     def _add_plans(self, kind: WorkloadClass) -> None:
-        """The best plan for a class, with drafts and without, and the CPU alone. Where the best is late with its first
-        word, those for longer prompts, too."""
+        """Add the best plan for a class, with and without drafts, and the CPU alone. If the first word of the best plan
+        is late, also add the best plans for longer prompts."""
         if self._drafter is not None:
             with suppress(DoesNotFit):
                 plan = planned_with_drafts(
@@ -117,8 +119,8 @@ class Candidates:
                 best = self._add_best(workload)
 
     def _add_best(self, workload: Workload) -> Plan | None:
-        """Our best plan, of several devices on each and over all; options of stock llama.cpp are measured
-        separately."""
+        """Add our best plan, with several devices on each and over all; returns the fastest. Configurations of stock
+        llama.cpp are measured separately."""
         alone = self._placer.local_members or (self._placer,)
         found = [self._add_best_on(placer, workload) for placer in alone]
         if self._placer.members:
@@ -149,8 +151,8 @@ class Candidates:
         return self._plans.setdefault(plan.fingerprint, plan)
 
     def _ranks(self, kind: WorkloadClass) -> dict[str, float]:
-        """Plans with the seconds that they are predicted to take, the fastest first; behind them those whose first word
-        may be late; none that is likely to be."""
+        """Predicted seconds of the plans, the fastest first; then plans whose first word may be late. Plans that are
+        likely to be late are left out."""
         workload, fit = self._workloads[kind], self._fits[kind]
         found = []
         for name, plan in self._plans.items():
@@ -161,12 +163,12 @@ class Candidates:
         return {name: seconds for _, seconds, name in sorted(found)}
 
     def _is_near(self, kind: WorkloadClass, plan: str) -> bool:
-        """Whether a plan serves a class about as well as the best one."""
+        """Whether a plan serves a class about as well as the best one (NEAR)."""
         ranked = self._ranked[kind]
         return plan in ranked and ranked[plan] <= NEAR * next(iter(ranked.values()))
 
     def _stock(self, kind: WorkloadClass) -> list[StockCandidate]:
-        """Options of stock llama.cpp to measure, --fit first."""
+        """Configurations of stock llama.cpp to measure, --fit first."""
         placer, workload, fit = self._placer, self._workloads[kind], self._fits[kind]
         default = StockCandidate(self._fit, fit)
         if fit is None:
@@ -193,7 +195,7 @@ class Candidates:
     def _stock_with_drafts(
         self, workload: Workload, n_ubatches: Sequence[int], latest_s: float
     ) -> Iterator[StockCandidate]:
-        """Yield the most promising options for each number of drafts."""
+        """Yield the most promising configuration for each number of drafts."""
         if self._drafter is None:
             return
         for n_draft in (n for n in STOCK_DRAFTS if n <= self._drafter.most_drafts):
@@ -205,7 +207,7 @@ class Candidates:
                     yield StockCandidate(*min(found, key=lambda each: each[1].total_s), n_draft)
 
     def _does(self, candidate: StockCandidate) -> Hashable:
-        """Equal for equivalent options."""
+        """A key that is equal for equivalent configurations."""
         placer = self._placer
         return candidate.device, effect_of(placer.operators, placer.model.n_layer, candidate.placement)
 
@@ -215,7 +217,7 @@ def _with_ubatch(workload: Workload, plan: Plan) -> Workload:
 
 
 def with_stock_drafts(placer: Placer, drafter: Drafter, workload: Workload, n_draft: int) -> tuple[Placer, DecodeStep]:
-    """Return beside_drafts for so many drafts, under the placer's own cap. Raises DraftDoesNotFit."""
+    """beside_drafts for n_draft drafts, under the placer's memory cap. Raises DraftDoesNotFit."""
     cap = memory_cap(placer, stock_load(placer, workload.n_ctx, workload.n_ubatch))
     beside, _, step = beside_drafts(
         placer, drafter, workload, drafter.acceptance.rates[:n_draft], cap.device_bytes or 0
@@ -224,8 +226,8 @@ def with_stock_drafts(placer: Placer, drafter: Drafter, workload: Workload, n_dr
 
 
 def placement_digest(plan: Plan) -> str:
-    """Digest that is the same for plans that place alike. Flash attention that is left to llama.cpp is on: it is off
-    only where it cannot be on."""
+    """A digest that is equal for plans with equal placements. Flash attention "auto" counts as on: llama.cpp turns it
+    off only where it is impossible."""
     document = plan.to_json()
     keys = ("device", "n_gpu_layers", "operators", "streaming", "token_assignment")
     options = (plan.stock.no_host, plan.stock.moe_cache_bytes) if plan.stock is not None else (False, 0)

@@ -1,5 +1,5 @@
 """Tunes: finds the fastest options of stock llama.cpp for each class of workloads, then compares plans with them by A/B
-tests. Each measurement is saved at once (tuned/result.py draws the conclusions)."""
+tests. Saves each measurement at once; tuned/result.py says which plan wins."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
-START_S, LOAD_BYTES_PER_S = 4.0, 4e8  # a process, and its model's weights
-TYPICAL_TURNS = 12  # of both arms: what tells a difference of a few noises
-MARGIN = 1.5  # times as long as is predicted is given
+START_S, LOAD_BYTES_PER_S = 4.0, 4e8  # to start a process, and to load its model
+TYPICAL_TURNS = 12  # of both arms together, to detect a difference of a few times the noise
+MARGIN = 1.5  # time limit relative to the predicted time
 LEAST_BUDGET_S = 20.0
-SAME = "'s plan is the same"  # as that of the rival, which the sentence has named
-SEARCH_SHARE = 0.5  # of the time, at most, for options of stock llama.cpp
+SAME = "'s plan is the same"  # as the rival's, which the sentence names before
+SEARCH_SHARE = 0.5  # largest share of the time for options of stock llama.cpp
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Tuning:
     plan: Plan
     result: TuneResult
     kind: WorkloadClass
-    tuned: Tuned | None  # None: nothing near it is settled: stock llama.cpp's own placement
-    remembered: bool  # nothing was measured now
+    tuned: Tuned | None  # None: no class near it is settled, so the plan is stock llama.cpp's own placement
+    remembered: bool  # True: from the cache alone
     left_s: float = 0.0
 
 
@@ -70,13 +70,12 @@ def tune(
     measure: Measure = run_bench,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuning:
-    """Measure what is not known of these classes, in their order; the plan for a workload then. kinds: None: the
-    workload's own.
+    """Measure these classes until each is settled; returns the plan for a workload. kinds None: the workload's class.
 
-    Measures for about budget_s; None: what is predicted to settle it, or not at all where that is more than most_s.
-    begin gets what is known and the seconds. refresh: forget what is known of them. cpus: what measured processes are
-    pinned to. Raises DoesNotFit if --fit does not fit, what planning and measuring raise, and KeyboardInterrupt with
-    every complete pair kept.
+    Measures for about budget_s seconds; None: the predicted time that settles the classes, or not at all if that is
+    more than most_s. begin: called with the results so far and the seconds. refresh: discard results of these classes.
+    cpus: CPUs to which measured processes are pinned. Raises DoesNotFit if --fit does not fit, the errors of planning
+    and measuring, and KeyboardInterrupt, which keeps every complete pair.
     """
     placer = in_settled_order(placer, progress)
     wanted = tuple(kinds) if kinds is not None else (class_of(workload),)
@@ -108,8 +107,8 @@ def tune(
 
 
 def in_settled_order(placer: Placer, progress: ProgressCallback = quiet) -> Placer:
-    """The placer on its devices in the order that later runs have them in, where nobody named them: that of their
-    speed, which is measured for it."""
+    """The placer with its devices ordered by measured speed, as in later runs; the same placer if the user named the
+    devices."""
     if not (placer.members and placer.chose_devices) or placer.known_profile is not None:
         return placer
     progress("profile")
@@ -125,8 +124,8 @@ def _measurable(placer: Placer, kind: WorkloadClass) -> WorkloadClass:
 
 
 def unsettled(placer: Placer, workload: Workload) -> tuple[ClassResult, float] | None:
-    """What is known of a workload's class where it is not settled, with the predicted seconds of measuring that settle
-    it; None if nothing is."""
+    """(result so far of a workload's class, predicted seconds that settle it); None if the class is settled, or has no
+    result."""
     tuner, kind = _Tuner(placer, workload), _measurable(placer, class_of(workload))
     tuner.read()
     found = tuner.result.of(kind)
@@ -142,10 +141,10 @@ def stock_at_once(placer: Placer, workload: Workload) -> Plan:
 
 
 def tuned_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
-    """The arm `auto`: the plan that tuning found, with its result for the reader."""
+    """The arm `auto`: the plan that tuning found, with its result in the notes."""
 
     def words(doing: str, done: int = 0, expect: int = 0) -> None:
-        """Show what tuning does, without its turns, which the comparison does not count."""
+        """Show the step of tuning, but not its number of turns, which are not the comparison's."""
         if doing:
             maker.progress(f"tuning: {doing}")
 
@@ -154,14 +153,14 @@ def tuned_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
     how = f"cached, took {result.seconds:.1f} s" if found.remembered else f"in {result.seconds:.1f} s"
     if found.tuned is None:
         return replace(
-            spec, notes=(*spec.notes, f"tuning ({how}): using llama.cpp's placement, as there is no clear result")
+            spec, notes=(*spec.notes, f"tuning, {how}: using llama.cpp's placement, as there is no clear result")
         )
     document = {**found.tuned.result.document, "remembered": found.remembered}
-    return replace(spec, notes=(*spec.notes, f"tuning ({how}): {found.tuned.result.sentence}"), gate=document)
+    return replace(spec, notes=(*spec.notes, f"tuning, {how}: {found.tuned.result.sentence}"), gate=document)
 
 
 class _Tuner:
-    """Tunes one model, device and context. result: results so far, saved to the cache with each new result."""
+    """Tunes one model, device and context. result: the results so far; each new one is saved to the cache."""
 
     def __init__(
         self,
@@ -188,24 +187,24 @@ class _Tuner:
         return self._placement(STOCK_FIT)
 
     def _placement(self, arm: str) -> StockPlacement:
-        """The placement of a stock arm, as a plan has it."""
+        """The placement of a stock arm, by layers, as plans have it."""
         placement = self._maker.make(arm).stock
         assert placement is not None
         return placement.by_layers
 
     def read(self) -> None:
-        """Add the results in the cache to new plans."""
+        """Merge the cached results with plans that were made but not measured."""
         found = read_result(self.key) or TuneResult(self.key)
         planned = [each for each in self.result.classes if found.of(each.of) is None]
         plans = {**self.result.plans, **found.plans}
         self.result = replace(found, classes=(*found.classes, *planned), plans=plans)
 
     def forget(self, kinds: Sequence[WorkloadClass]) -> None:
-        """Drop the results of these classes; the cache keeps them until something is measured."""
+        """Drop the results of these classes; the cache keeps them until the next measurement."""
         self.result = replace(self.result, classes=tuple(each for each in self.result.classes if each.of not in kinds))
 
     def left(self, kinds: Sequence[WorkloadClass]) -> list[ClassResult | None]:
-        """Results of the unsettled classes among these."""
+        """Results of the unsettled classes; None for a class without a result."""
         return [found for kind in kinds if (found := self.result.of(kind)) is None or not found.settled]
 
     def outcome(self, remembered: bool, kinds: Sequence[WorkloadClass] = ()) -> Tuning:
@@ -215,9 +214,9 @@ class _Tuner:
         return Tuning(plan, self.result, class_of(self._asked), found, remembered, left_s)
 
     def plan(self, kinds: Sequence[WorkloadClass]) -> None:
-        """Add the pending measurements of these classes."""
+        """Add stock's configurations and plans to measure for the classes without a result."""
         if new := {kind: self._workload(kind) for kind in kinds if self.result.of(kind) is None}:
-            self._placer.profile()  # a known one may be of a busy machine that is calm now
+            self._placer.profile()  # replaces a profile of a busy machine if it is calm now
             alone = {
                 str(member.device): self._placement(f"{STOCK_FIT}@{number}")
                 for number, member in enumerate(self._placer.members)
@@ -228,7 +227,8 @@ class _Tuner:
             self.result = replace(self.result, plans={**self.result.plans, **found.plans})
 
     def seconds(self, kinds: Sequence[WorkloadClass]) -> float:
-        """Seconds that should settle these classes, with a margin: at least twice those spent in vain."""
+        """Predicted seconds that settle these classes, with a margin; at least twice the seconds already spent without
+        a pair."""
         load_s = START_S + sum(operator.bytes for operator in self._placer.operators) / LOAD_BYTES_PER_S
         left = list(filter(None, self.left(kinds)))
         open_tries = [(one.options, each.turn_s) for each in left for one in each.open_tries]
@@ -239,7 +239,7 @@ class _Tuner:
         return max(LEAST_BUDGET_S, MARGIN * (searched_s + tested_s), in_vain_s)
 
     def measure(self, kinds: Sequence[WorkloadClass], budget_s: float) -> None:
-        """Measure for about so many seconds. Raises DeviceError if --fit cannot be measured."""
+        """Measure for about budget_s seconds. Raises DeviceError if --fit cannot be measured."""
         began, spent_s = self._clock(), self.result.seconds
         deadline = Deadline(began + 3 * budget_s, self._clock)  # the first round is worth waiting for
 
@@ -254,7 +254,7 @@ class _Tuner:
                     if not is_over():
                         self._ab_test(group, is_over, deadline)
                 if self.result == before:
-                    break  # all is settled, or not one round was fit to be compared
+                    break  # all classes are settled, or no round was valid
         except OutOfTime:
             pass
         finally:
@@ -271,7 +271,7 @@ class _Tuner:
     #
 
     def _search(self, kinds: Sequence[WorkloadClass], is_over: Callable[[], bool], deadline: Deadline) -> None:
-        """Measure the options of stock llama.cpp of classes that have several, --fit first, and choose the rivals.
+        """Measure the configurations of stock llama.cpp in classes with several, --fit first; then choose the rivals.
         Raises OutOfTime."""
         tests: dict[tuple[StockPlacement, int, str], list[ClassResult]] = {}
         for found in filter(None, self.left(kinds)):
@@ -295,7 +295,8 @@ class _Tuner:
                 self._choose_rival(found)
 
     def _choose_rival(self, found: ClassResult) -> None:
-        """The fastest options: make a plan of them, and bound the first words of plans that are compared with it."""
+        """Make the fastest configuration the rival, with its plan; and bound the first words of the plans to compare
+        with it."""
         late_may_win = self._placer.options.late_first_word
         rival = found.fastest(late_may_win)
         options, fit = found.tries[rival], found.tries[0]
@@ -316,7 +317,7 @@ class _Tuner:
     #
 
     def _groups(self, kinds: Sequence[WorkloadClass]) -> list[list[ClassResult]]:
-        """Classes whose next A/B tests are between the same two configurations."""
+        """Group classes whose next A/B tests compare the same two configurations."""
         groups: dict[tuple[StockPlacement, int, str, str], list[ClassResult]] = {}
         for found in filter(None, self.left(kinds)):
             if found.stock_plan and found.open is not None:
@@ -324,7 +325,8 @@ class _Tuner:
         return list(groups.values())
 
     def _ab_test(self, group: Sequence[ClassResult], is_over: Callable[[], bool], deadline: Deadline) -> None:
-        """Compare a plan with a rival for these classes until each is decided. Raises OutOfTime, KeyboardInterrupt."""
+        """Compare a plan with a rival for these classes until each is decided or the time is over. Raises OutOfTime,
+        KeyboardInterrupt."""
         first, ab_test = group[0], group[0].open
         assert ab_test is not None
         before = {self._test(found): found for found in group}
@@ -361,7 +363,7 @@ class _Tuner:
         return ArmSpec(name, setting, placement, draft=draft)
 
     def _stock_plan(self, workload: Workload, placement: StockPlacement, n_draft: int, device: str, name: str) -> Plan:
-        """Options of stock llama.cpp as a plan, with so many drafts; device: as in StockTry."""
+        """A configuration of stock llama.cpp as a plan; n_draft, device: as in StockTry."""
         placer, drafter = self._placer.alone_on(device), self._placer.drafter
         if not n_draft or drafter is None:
             return stock_plan(placer, workload, placement, name=name)
@@ -378,7 +380,7 @@ class _Tuner:
 
 
 def _pairs(series: Series) -> list[Pair]:
-    """All turns of a test, calm or not: omitting drifting turns would be selection."""
+    """All valid pairs of a test, also those of discarded rounds: leaving out drifting ones would bias the result."""
     rounds = [round_ for round_ in (*series.kept, *series.discarded) if not round_.fault]
     turns = [(rival, ours) for round_ in rounds for rival, ours in zip(*round_.samples, strict=True)]
     return [(_speed(rival, series.test), _speed(ours, series.test)) for rival, ours in turns]

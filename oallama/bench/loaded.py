@@ -1,6 +1,6 @@
-"""Loads an arm in its own process: with stock llama.cpp alone, or with the engine under a plan.
+"""Loads an arm in its own process: stock llama.cpp's placement, or a plan (run/load.py).
 
-Both give a llama_context to time on.
+Both return a llama_context to time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LoadedModel:
 
     device: ggml's name, of several between commas, "none" without one. params: the llama_context_params that the
     context was made with. buffers: what it holds now, as the first decodes take some memory. device_share: operator ->
-    share of its weight on the device, of those that the split backend holds.
+    share of its weight on the device, of those that the split back end holds.
     """
 
     device: str
@@ -84,7 +84,7 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
 
 
 def load_planned(spec: ArmSpec) -> LoadedModel:
-    """Load a plan, as `oallama run --plan` would."""
+    """Load a plan into this process, as `Placer.llama` does."""
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.plan.split import device_share
@@ -101,7 +101,7 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
     )
     placer = Placer.of_file(load.path, options)
     llama = placer.llama(plan)
-    placements = {placement.name: placement for placement in llama.plan.operators}
+    rows = {row.name: row for row in llama.plan.operators}
     return LoadedModel(
         device=llama.device,
         context=llama.ctx,
@@ -109,7 +109,7 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
         params=llama.context_params,
         n_gpu_layers=plan.n_gpu_layers,
         buffers=lambda: llama.buffers,
-        device_share={o.name: device_share(o, placements[o.name]) for o in placer.operators},
+        device_share={o.name: device_share(o, rows[o.name]) for o in placer.operators},
         owner=llama,
         warnings=llama.warnings,
     )

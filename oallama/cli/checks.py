@@ -126,7 +126,7 @@ def check_split_run() -> str:
     device_bytes, nmse = _against_cpu("emulated:vram=1GiB,scale=1,values=real", _half_of_first_ffn)
     done = _bridge().split().stats()
     if not done.n_graphs:
-        raise BridgeError("llama.cpp gave the split backend nothing to compute")
+        raise BridgeError("llama.cpp gave the split back end nothing to compute")
     return f"one FFN on two sides ({format_bytes(device_bytes)} on the emulated card), NMSE {nmse:.1g} against the CPU"
 
 
@@ -205,7 +205,7 @@ CHECKS = (
     Check(
         "split run",
         check_split_run,
-        "use --policy oato, layers or cpu, which need no split backend, and report this message",
+        "use --policy oato, layers or cpu, which need no split back end, and report this message",
     ),
     Check("cache", check_cache, "make the folder writable, or set OALLAMA_CACHE_DIR to another", in_child=False),
 )

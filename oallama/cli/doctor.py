@@ -16,7 +16,7 @@ from oallama.cli.output import each_awaited, emit, emit_json, styled
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
     """Check the installation: versions, native libraries, devices, the CPU's weight layouts, a run on the CPU, the
-    split backend and a run with it, the cache. Says what to do about each failure; the exit code is then 1.
+    split back end and a run with it, the cache. Says what to do about each failure; the exit code is then 1.
     """
     from oallama.cli.checks import outcomes
     from oallama.report.text import printable

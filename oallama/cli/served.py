@@ -133,7 +133,7 @@ class ServedModel:
 
     def keep(self, wanted: Sequence[PluginReport], on_cpu: Sequence[PluginReport]) -> None:
         """Add what split blocks took to the model's history, for `oallama tune`, and count uses of experts. wanted,
-        on_cpu: what the plug-in told of each start with these placements."""
+        on_cpu: what the plugin told of each start with these placements."""
         try:
             self.placer.keep_runs(self.wanted.plan, runs_of(block for report in wanted for block in report.blocks))
         except OallamaError as error:

@@ -34,7 +34,7 @@ class Affinity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """One of several devices: what it has of a plan, and what each operator takes there."""
+    """One of several devices: its layers and memory in a plan, and the times of each operator on it."""
 
     device: str
     layers: tuple[int, int]  # from the first to before the last, the output being one behind the last; equal: none

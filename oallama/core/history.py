@@ -10,7 +10,7 @@ from oallama.core.codec import Line, Mark, NotNegative, Positive, Size
 
 @dataclass(frozen=True, slots=True)
 class BlockRuns:
-    """Runs of one block at one class of batch sizes; times of all of them together, on the thread that computes CC."""
+    """Runs of one block at one class of batch sizes; total times of all runs, on the thread that computes CC."""
 
     block: str  # its first weight
     batch: int  # tokens at most: a power of two, half of which is less than any run had
@@ -23,7 +23,7 @@ class BlockRuns:
 
 @dataclass(frozen=True, slots=True)
 class SeenPasses:
-    """Passes through the blocks of a model at one class of batch sizes: the mean of a pass, and what was predicted."""
+    """Passes through the blocks of a model at one class of batch sizes: measured mean and predicted times of a pass."""
 
     batch: Size
     n_passes: Size  # that the means weigh
@@ -50,8 +50,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Statistics of a model's runs on a machine. The rates correct the measured profile; `seen` are passes since then,
-    beside predictions by the corrected profile."""
+    """Statistics of a model's runs on a machine. The rates correct the measured profile; `seen` are passes since the
+    correction, with predictions by the corrected profile."""
 
     version: int
     model_fingerprint: Line

@@ -1,4 +1,4 @@
-"""Options of placing and loading a model, for the command line and Python, and llama.cpp's words for them. Pure."""
+"""Options of placing and loading a model, for the command line and Python, and their values in llama.cpp. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CACHE_TYPES = {
 """ggml types llama.cpp offers for the KV cache (-ctk, -ctv), by number."""
 
 PLAIN_V_TYPES = ("f16", "f32", "bf16")
-"""Types of a V cache that attention can do without flash attention; llama.cpp refuses the others."""
+"""Types of the V cache that work without flash attention; llama.cpp refuses others."""
 
 STOCK_ATTENTION = Attention()
 STOCK_BATCH, STOCK_UBATCH = 2048, 512
@@ -83,8 +83,8 @@ class Options:
         return record_from(cls, known, "Placer option")
 
     def attention(self, planned: Attention = STOCK_ATTENTION) -> Attention:
-        """The attention that was asked for, `planned` where nothing was. Raises UsageError if flash attention was to
-        be off and the V cache's type needs it."""
+        """The requested attention, with `planned` for what was not requested. Raises UsageError if flash attention is
+        off and the V cache's type needs it."""
         asks = self.flash_attn != "auto"
         flash_attn: FlashAttention = self.flash_attn if asks else planned.flash_attn
         type_k, type_v = (self.type_k or planned.type_k).lower(), (self.type_v or planned.type_v).lower()

@@ -21,7 +21,7 @@ class Case:
     layout: str  # CPU, CPU_REPACK, AMX on the CPU; "device" on a device
     mul_mat: Annotated[MulMat, Mark.FLAT]
     n_tokens: Size
-    working_set_bytes: Count  # the weights the runs rotate through; beyond the cache where the model is
+    working_set_bytes: Count  # weights through which the runs rotate; larger than the cache if the model is
 
     @property
     def key(self) -> Case:
@@ -88,7 +88,7 @@ class LinearFit:
 
 @dataclass(frozen=True, slots=True)
 class NonMatmulShape:
-    """Head shape, on which the cost of a layer's non-matmul work depends, besides batch and KV depth."""
+    """The shape of a layer's heads, on which the time of its non-matmul work depends, besides batch and KV depth."""
 
     n_embd: Count
     n_head: Count
@@ -128,8 +128,8 @@ Worker = Literal["cpu", "device", "link"]
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Two kinds of work at the same time: the CPU's mul-mats, the device's, copies to the device. GB/s = 1e9 bytes per
-    second of weights multiplied or of bytes copied."""
+    """Two kinds of work alone and at the same time: mul-mats of the CPU, of the device, copies to the device. GB/s: 1e9
+    bytes of multiplied weights or of copies per second."""
 
     first: Worker
     second: Worker

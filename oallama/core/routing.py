@@ -19,25 +19,24 @@ Uses = tuple[NotNegative, ...]
 
 @dataclass(frozen=True, slots=True)
 class LayerRouting:
-    """Uses of one layer's experts in one phase. A recording is the traffic of one answer or of several, so many that
-    sets of experts can be judged on it (profile/routing.py)."""
+    """Uses of one layer's experts in one phase. A recording is one answer or several, long enough to judge sets of
+    experts on it (profile/routing.py)."""
 
     layer: Count
-    n_tokens: Count  # counted, ever
+    n_tokens: Count  # counted in total
     uses: Uses  # of the window: a use counts 2^(-tokens since / half-life)
     before: Uses  # the window before the last recording
-    latest: Uses  # of the last recording alone, undecayed: what `before` can be judged on
-    # of the window, by rank: of the expert that had been used most of late, the second, …; empty: not recorded
+    latest: Uses  # of the last recording alone, undecayed; sets chosen by `before` are judged on it
+    # of the window, by rank: the expert with the highest recent count, the second, …; empty: not recorded
     ranks: Annotated[Uses, Mark.OMIT_DEFAULT] = ()
-    # of the window, by tokens since the same expert was used before: 1, 2 or 3, 4 to 7, …; the last: longer, or never
+    # of the window, by reuse distance in tokens: 1, 2 or 3, 4 to 7, …; the last: longer, or never used before
     gaps: Annotated[Uses, Mark.OMIT_DEFAULT] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
-    """Uses of each expert by so many tokens of a layer. Of their order is known, where it was recorded, how often they
-    used the expert that had been used most of late, the second, and so on, and how many tokens before the same one was
-    used (split/uses.h)."""
+    """Expert counts of a layer over n_tokens tokens: by expert; by rank (the expert with the highest recent count
+    first); and by reuse distance in tokens (split/uses.h). ranks, gaps: empty if not recorded."""
 
     n_tokens: int
     uses: tuple[int, ...]
@@ -47,7 +46,7 @@ class LayerCounts:
 
 @dataclass(frozen=True, slots=True)
 class ExpertCounts:
-    """Tallies of one answer by layer."""
+    """Expert counts of one answer, by layer."""
 
     decode: Mapping[int, LayerCounts]
     prompt: Mapping[int, LayerCounts]
@@ -55,7 +54,7 @@ class ExpertCounts:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Counts of a model's routing. Layers without experts, and those that no token has passed, are left out."""
+    """Expert counts of a model. Layers without experts, and layers without counted tokens, are left out."""
 
     version: int
     model_fingerprint: Line

@@ -19,13 +19,13 @@ Backend = Literal["GPU", "CPU", "split"]
 Phase = Literal["decode", "prefill", "mixed"]
 
 FIRST_ROLES = ("per_layer_model_proj", "altup_proj")
-"""Operators outside blocks that run before the first one, over all tokens of a batch."""
+"""Roles of operators outside layers that run before the first layer, over all tokens of a batch."""
 
 CPU_DEVICE = "CPU"
 """Name of ggml's CPU device, and of the side that computes CC."""
 
 SPLIT_LAYOUT = "OALLAMA_Split"
-"""The split backend's buffer type: a weight in it lies partly in host memory, partly on the device."""
+"""The split back end's buffer type, for weights that are partly in host memory, partly on the device."""
 
 DEVICE_LAYOUT = "device"
 """`layout` of a case measured on a device: the device's own default buffer type."""
@@ -34,16 +34,16 @@ PLAIN_LAYOUT = "CPU"
 """`layout` of weights in ggml's CPU buffer type, not repacked."""
 
 PLAIN_BUFT = "OALLAMA_CPU"
-"""Plain host memory by the name that the split backend gives it: `CPU` in stock llama.cpp's -ot is any layout."""
+"""The split back end's name for plain host memory; in stock llama.cpp's -ot `CPU` means any CPU layout."""
 
 FORCED_PLAIN_LAYOUT = "CPU_Mapped"
-"""ggml's second buffer type for plain memory. An override to it means plain memory, where one to PLAIN_LAYOUT leaves it
-to llama.cpp to choose a layout."""
+"""ggml's second buffer type for plain memory. An override to it forces plain memory; with one to PLAIN_LAYOUT llama.cpp
+may choose another CPU layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """One file of a model and what it looked like when it was read."""
+    """One file of a model, with its size and time when it was read."""
 
     path: str
     n_bytes: int
@@ -52,7 +52,7 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Hyperparameters as the GGUF states them; of per-layer lists, their maximum."""
+    """Hyperparameters as in the GGUF; for per-layer lists their maximum."""
 
     path: str
     arch: str
@@ -70,7 +70,7 @@ class ModelInfo:
     n_ctx_train: int
     file_bytes: int  # all parts of a split file together
     fingerprint: str  # sha256 over metadata and tensor headers, not over weights
-    files: tuple[ModelFile, ...] = ()  # every part, in order, as it was when it was checked
+    files: tuple[ModelFile, ...] = ()  # all parts in order, as they were when checked
     has_vocabulary: bool = True
     chat_template: str | None = field(default=None, repr=False)
 
@@ -90,37 +90,36 @@ class Operator:
     n_expert_used: int = 1  # experts each token is routed to (MUL_MAT_ID), else 1
     gate_up: bool = False  # one weight for both: rows 0..N/2 are the gate, the others up
     biased: bool = False  # a bias or a scale of its own follows the mul-mat
-    input_f32: bool = False  # llama.cpp has its input read in F32: many devices have no such kernel for MUL_MAT_ID
+    input_f32: bool = False  # llama.cpp requires an F32 input, for which many devices lack a MUL_MAT_ID kernel
     by_sequence: bool = False  # x is [K, n_tokens, n_sequences]
     unnormed: bool = False  # attention of the layer's input as it is: the layer has no weights of a norm before it
     adjoins: bool = False  # of attention, or an FFN of the layer's input: nothing is computed since the one before
 
     @property
     def is_last(self) -> bool:
-        """Whether it runs behind the last block, over the tokens whose logits are wanted."""
+        """Whether it runs after the last layer, over the tokens whose logits are wanted (the output)."""
         return self.layer is None and self.role not in FIRST_ROLES
 
     def layer_in(self, n_layer: int) -> int:
-        """The layer that it is placed with: what runs before the first of n_layer blocks with that, what runs behind
-        the last as one more."""
+        """The layer that it is placed with: its own; 0 if it runs before the layers; n_layer if after them."""
         return self.layer if self.layer is not None else n_layer if self.is_last else 0
 
     @property
     def mul_mat(self) -> MulMat:
-        """The part of an operator that its time depends on."""
+        """The properties that its time depends on."""
         n_used = self.n_expert_used if self.op == "MUL_MAT_ID" else 1
         return MulMat(self.op, self.type, self.shape, n_used, self.input_f32)
 
 
 def n_layer_of(operators: Iterable[Operator]) -> int:
-    """The number of layers that these operators are of."""
+    """The number of layers of these operators."""
     return max((operator.layer + 1 for operator in operators if operator.layer is not None), default=0)
 
 
 LEAST_SPREAD, SPREAD_EXPERTS = 0.25, 32
-"""Shape of the distribution in MulMat.use_spread: 0.25 for 128 experts and more, where it was found in published runs
-(docs/real-card.md; 512 tokens then need 90 of 128, and ggml-org/llama.cpp pull request 15346 shows 72 to 95). Of fewer
-experts nothing was found, and 8 are known to be used nearly alike."""
+"""Shape of the distribution in MulMat.use_spread: 0.25 for 128 experts and more, fitted to published runs
+(docs/real-card.md; 512 tokens then need 90 of 128, and ggml-org/llama.cpp pull request 15346 shows 72 to 95). There are
+no data for fewer experts, except that 8 are used almost equally."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +140,19 @@ class MulMat:
 
     @property
     def matrices_per_token(self) -> int:
-        """[K, N] matrices that one token is multiplied with."""
+        """Number of [K, N] matrices that one token is multiplied with."""
         return self.n_expert_used if self.op == "MUL_MAT_ID" else self.shape[2]
 
     def share_read(self, n_tokens: int) -> float:
-        """Share of the weight that n_tokens tokens need. Each token uses n of E experts at random, so together they
-        need 1 - (1 - n/E)^n_tokens of them on average."""
+        """Share of the weight that n_tokens independent tokens read. Each uses n of E experts at random, so together
+        they use 1 - (1 - n/E)^n_tokens of them on average."""
         if self.op != "MUL_MAT_ID":
             return 1.0
         return 1.0 - max(0.0, 1 - self.n_expert_used / self.shape[2]) ** n_tokens
 
     def share_routed(self, n_tokens: int) -> float:
-        """Share of the experts that a prompt's tokens read. Some experts are used far more than others, so that many
-        tokens read fewer than by share_read. Uses are assumed to follow a gamma distribution."""
+        """Share of the weight that n_tokens tokens of a prompt read. Some experts are used far more than others, so it
+        is less than share_read. Uses are assumed to follow a gamma distribution."""
         if self.op != "MUL_MAT_ID":
             return 1.0
         each, spread = self.n_expert_used / self.shape[2], self.use_spread
@@ -200,13 +199,13 @@ class Predicted:
 
     @classmethod
     def of(cls, ttft_s: float, tpot_s: float, n_gen: int) -> Predicted:
-        """Make it of a prompt's and a token's seconds, for n_gen tokens."""
+        """From the seconds of the prompt and of a token, for n_gen tokens."""
         return cls(ttft_s, tpot_s, ttft_s + n_gen * tpot_s)
 
     @classmethod
     def with_drafts(cls, prompt_s: float, token_s: float, workload: Workload) -> Predicted:
-        """Make it of what the model takes for a prompt and for each token that decode steps yield; the draft model
-        takes its time beside."""
+        """From the model's seconds for the prompt and per token that decode steps yield; adds those of a draft
+        model."""
         step = workload.step
         return cls.of(prompt_s + step.draft_prompt_s, token_s + step.draft_s / step.n_yielded, workload.n_gen)
 
@@ -217,7 +216,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Speed of one thing relative to another (above 1: faster), with its confidence interval."""
+    """A relative speed (above 1: faster) with its confidence interval."""
 
     value: float
     low: float
@@ -226,8 +225,8 @@ class Ratio:
 
 
 def is_split(cc: float, cg: float, gg: float, n_hot: int) -> bool:
-    """Whether a weight is streamed, or both sides compute some of it: what the split back end does, and llama.cpp does
-    not. n_hot: experts that the device has besides."""
+    """Whether a weight is split: streamed, computed on both sides, or with hot experts. n_hot: number of hot
+    experts."""
     return bool(cg or n_hot or (cc and gg))
 
 
@@ -239,20 +238,20 @@ class OperatorPlacement:
     gg: float
     cg: float
     cc: float
-    # CPU buffer type of the cc part; None: llama.cpp's own choice
+    # CPU buffer type of the cc part; None: llama.cpp's choice
     layout: Annotated[Line | None, Mark.OMIT_DEFAULT] = None
-    # experts that the device holds whole and computes, ascending; the host keeps all of them, so cc is 1
+    # experts that the device holds whole and computes, ascending; the host keeps all experts, so cc is 1
     hot_experts: Annotated[tuple[Count, ...], Mark.OMIT_DEFAULT] = ()
-    # the same in elements along the axis of the cut (model/cut.py): CPU, streamed, device; None: it was not said
+    # (cc, cg, gg) in elements along the axis of the cut (model/cut.py); None: only fractions are known
     cut: Annotated[tuple[Count, Count, Count] | None, Mark.OMIT_DEFAULT] = field(default=None, compare=False)
-    # of the plan's devices the one, counted from 0, that its layer is on: norms and KV cache, and what is on a device
+    # number of the plan's device, from 0, that has its layer (norms, KV cache), and this operator's cg and gg
     device: Annotated[Count, Mark.OMIT_DEFAULT] = 0
 
     @classmethod
     def of_cut(
         cls, name: str, cut: tuple[int, int, int], layout: str | None = None, hot_experts: tuple[int, ...] = ()
     ) -> OperatorPlacement:
-        """cut: elements on the CPU, streamed, and on the device."""
+        """The row of a cut: (cc, cg, gg) in elements."""
         cc, cg, gg = (n / sum(cut) for n in cut)
         return cls(name, gg, cg, cc, layout if cut[0] else None, hot_experts, cut)
 
@@ -266,9 +265,9 @@ class OperatorPlacement:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBreakdown:
-    """Bytes that the device will hold. limit = fill * capacity, or capacity - runtime where that is less; spare = limit
-    - everything placed there. runtime: what instances of its back end take for themselves, in what is kept free.
-    devices: of several devices each one's, in their order, without weights_host; the record itself is their sum."""
+    """Bytes that the device will hold. limit = min(fill * capacity, capacity - runtime); spare = limit - weights_gpu -
+    kv - compute - staging. runtime: taken by instances of the device's back end, outside the limit. devices: one record
+    for each of several devices, in their order, without weights_host; this record is their sum."""
 
     capacity: int
     fill: float
@@ -284,22 +283,22 @@ class MemoryBreakdown:
 
     @property
     def fits(self) -> bool:
-        """Whether each device has room for what is placed there."""
+        """Whether no device has negative spare memory."""
         return all(device.spare >= 0 for device in self.devices or (self,))
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """Tokens that the model computes together in one step of decode: of each request in flight its last token and
+    """The tokens that the model computes together in one decode step: for each request in flight its last token and
     n_draft drafts, of which `accepted` are expected to be kept. n_slots: requests that the server has room for, each
-    with its own recurrent state. mtp: drafts are made by the model's own last block, beside which each slot keeps a
-    snapshot of that state for each draft."""
+    with a recurrent state. mtp: the model's own last block makes the drafts; then each slot keeps a snapshot of that
+    state for each draft."""
 
     n_parallel: Annotated[Size32, Mark.REQUIRED] = 1  # requests in flight
     n_draft: Annotated[Count32, Mark.REQUIRED] = 0  # for each request
     accepted: Annotated[float, Mark.REQUIRED] = 0.0
-    draft_s: Annotated[float, Mark.REQUIRED] = 0.0  # of the draft model, for each step
-    draft_prompt_s: Annotated[float, Mark.REQUIRED] = 0.0  # in which the draft model reads the prompt
+    draft_s: Annotated[float, Mark.REQUIRED] = 0.0  # seconds of the draft model per step
+    draft_prompt_s: Annotated[float, Mark.REQUIRED] = 0.0  # seconds in which the draft model reads the prompt
     n_slots: Annotated[Size32, Mark.OMIT_DEFAULT] = 1
     mtp: Annotated[bool, Mark.OMIT_DEFAULT] = False
     # each draft also takes the model's output, which draft_s does not count
@@ -317,7 +316,7 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Tokens of the run that a plan is made for."""
+    """The run that a plan is made for, in tokens."""
 
     n_prompt: Count32
     n_gen: Count32
@@ -325,18 +324,18 @@ class Workload:
     n_ubatch: Size32 = 512
     n_past: Annotated[Count32, Mark.OMIT_DEFAULT] = 0  # in the KV cache before the prompt
     step: Annotated[DecodeStep, Mark.OMIT_DEFAULT] = DecodeStep()
-    # tokens of each request whose logits are wanted at once; 0: of all tokens of a batch, as where llama-server embeds
+    # tokens of each request whose logits are wanted at once; 0: all tokens of a batch, e.g. for embeddings
     n_outputs: Annotated[Count32, Mark.OMIT_DEFAULT] = 1
 
     @property
     def n_outputs_max(self) -> int:
-        """Tokens of a batch whose logits llama-server has its context reserve memory for: of each slot those of its
-        drafts and one more; 0: of all (b11549, server-context.cpp, server_output_limits)."""
+        """Tokens of a batch for whose logits llama-server reserves memory: for each slot its drafts and one more; 0:
+        all (b11549, server-context.cpp, server_output_limits)."""
         return self.step.n_slots * max(self.n_outputs, self.step.n_draft + 1) if self.n_outputs else 0
 
     @property
     def largest_batch(self) -> int:
-        """Tokens of the largest micro-batch: llama.cpp makes none that is longer than the context."""
+        """Tokens of the largest micro-batch: never longer than the context."""
         return min(self.n_ubatch, self.n_ctx)
 
 
@@ -345,8 +344,8 @@ FlashAttention = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """How attention runs in a llama_context, and the types of its KV cache. flash_attn "auto": llama.cpp decides, which
-    turns it on where every device has it."""
+    """How attention runs in a llama_context, and the types of its KV cache. flash_attn "auto": llama.cpp turns it on if
+    every device supports it."""
 
     flash_attn: Annotated[FlashAttention, Mark.REQUIRED] = "auto"
     type_k: Annotated[str, Mark.REQUIRED] = "f16"  # as llama.cpp's -ctk names it
@@ -355,32 +354,32 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class StockOptions:
-    """Options of stock llama.cpp beside -ngl and -ot, of a plan that is stock's own configuration."""
+    """Options of a stock llama.cpp configuration besides -ngl and -ot. A plan that has them is one."""
 
-    # --no-host: the host's weights lie in the CPU's own layouts, not in the device's pinned memory
+    # --no-host: host weights are in the CPU's layouts, not in the device's pinned memory
     no_host: Annotated[bool, Mark.REQUIRED] = False
-    moe_cache_bytes: Annotated[Count, Mark.REQUIRED] = 0  # --moe-cache-mib: of the device, for experts that are used
-    n_cpu_moe: Annotated[Count, Mark.REQUIRED] = 0  # -ncmoe: the host keeps the experts of the first so many layers
+    moe_cache_bytes: Annotated[Count, Mark.REQUIRED] = 0  # --moe-cache-mib: device memory for recently used experts
+    n_cpu_moe: Annotated[Count, Mark.REQUIRED] = 0  # -ncmoe: number of first layers whose experts are on the host
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """How llama-server makes drafts, which the model checks in its next decode step: at most n_draft for each request.
-    device_bytes, host_bytes: what a draft model takes; of draft-mtp they are part of the plan's memory. accepted: the
-    share of the steps in which the first, the second, … draft is expected to be kept."""
+    """How llama-server makes drafts, at most n_draft per request and decode step. device_bytes, host_bytes: memory of a
+    draft model; that of draft-mtp is part of the plan's memory. accepted: the share of steps in which the first, the
+    second, … draft is expected to be kept."""
 
-    # --spec-type; the first has a model, the second the model's own last block
+    # --spec-type: a draft model, the model's own last block, or repeated text
     kind: Annotated[Literal["draft-simple", "draft-mtp", "ngram-simple"], Mark.REQUIRED]
     n_draft: Annotated[Size32, Mark.REQUIRED]
-    model_path: Annotated[str, Mark.OMIT_DEFAULT] = ""  # of a draft model; "": there is none
-    on_device: Annotated[bool, Mark.OMIT_DEFAULT] = False  # whole
+    model_path: Annotated[str, Mark.OMIT_DEFAULT] = ""  # of the draft model; "": none
+    on_device: Annotated[bool, Mark.OMIT_DEFAULT] = False  # whether the whole draft model is on the device
     device_bytes: Annotated[Count, Mark.OMIT_DEFAULT] = 0
     host_bytes: Annotated[Count, Mark.OMIT_DEFAULT] = 0
     accepted: Annotated[tuple[float, ...], Mark.OMIT_DEFAULT] = ()
 
 
 NGRAM = Draft("ngram-simple", 48)
-"""Drafts of text that repeats, as many as llama.cpp makes by default."""
+"""Drafts of repeated text, as many as llama.cpp makes by default."""
 
 
 PrefetchMode = Literal["ahead", "layer"]
@@ -391,23 +390,23 @@ ExchangeMode = Literal["off", "idle", "eager"]
 class StreamSettings:
     """Settings of the ring that holds streamed slices (cg > 0, n_g > 0), and of the copies to it."""
 
-    n_slots: Annotated[int, Mark.REQUIRED] = 2  # of the ring of blocks in device memory that copies go to
+    n_slots: Annotated[int, Mark.REQUIRED] = 2  # of the ring
     # copy as soon as a slot is free, or only within a layer (ScheInfer's pipeline)
     prefetch: Annotated[PrefetchMode, Mark.REQUIRED] = "ahead"
-    # CC lies in its layout, and a second time in plain memory, which is streamed for n_g, or exchanged
+    # CC is kept in its layout and a second time in plain memory, which is streamed for n_g, or exchanged
     kept_twice: Annotated[bool, Mark.REQUIRED] = False
-    piece_bytes: Count = 0  # asked for at once at most, so that other copies get through; 0: any number
-    link_bytes_per_s: Count = 0  # no more is asked for ahead than the link copies meanwhile; 0: no limit
-    ring_bytes: Count = 0  # of the ring; 0: n_slots times the largest block
-    # idle: hot experts follow the conversation while the link has nothing else to do, and missed ones are fetched where
-    # that is faster than to compute them; eager: whatever the link has to do, to see what that costs
+    piece_bytes: Count = 0  # most bytes of a request, so that other copies pass between; 0: no limit
+    link_bytes_per_s: Count = 0  # speed of the link, which limits requests ahead; 0: no limit
+    ring_bytes: Count = 0  # 0: n_slots times the largest block
+    # idle: hot experts follow the conversation while the link is idle, and missed ones are fetched if that is faster
+    # than computing them; eager: also while the link is busy, for experiments
     exchange: Annotated[ExchangeMode, Mark.OMIT_DEFAULT] = "off"
 
 
 @dataclass(frozen=True, slots=True)
 class SplitSettings:
-    """Settings of the split back end beside one device. token_assignment: n_g by batch size; streaming: None where
-    nothing was set; residents: whether split blocks live on the device where their neighbours are there."""
+    """Settings of the split back end for one device. token_assignment: n_g by batch size; streaming None: defaults;
+    residents: whether split blocks live on the device if their neighbours are there."""
 
     token_assignment: tuple[tuple[Count, Count], ...] = ()
     streaming: Annotated[StreamSettings | None, Mark.OMIT_DEFAULT] = None
@@ -415,10 +414,10 @@ class SplitSettings:
 
 
 def settings_of(settings: Sequence[SplitSettings], device: int) -> SplitSettings:
-    """Return the settings of one device; the defaults where the list ends before it."""
+    """The settings of one device; the defaults if the list is shorter."""
     return settings[device] if device < len(settings) else SplitSettings()
 
 
 def devices_with_n_g(settings: Sequence[SplitSettings]) -> frozenset[int]:
-    """The devices that are sent CC for some tokens of a batch."""
+    """The devices that compute CC for some tokens of a batch (n_g)."""
     return frozenset(device for device, one in enumerate(settings) if one.token_assignment)

@@ -1,12 +1,12 @@
-"""Blocks, which the split backend computes as one: a whole FFN, its gate and up, or a single mul-mat.
+"""Blocks, the units that the split back end computes: a whole FFN, its gate and up, or a single mul-mat.
 
-Gate, up and down of an FFN that are cut at the same element form one block: each side computes its slice of all of it,
-inputs are sent once and partial sums are joined once (ScheInfer III-B, Eq. 1 and 2). So do gate and up alone, whose
-result is what the GLU makes of both. Anything else is a block alone, and so is each mul-mat of an FFN whose mul-mats
-are cut at different elements.
+Gate, up and down of an FFN that are cut at the same element form one block: each side computes its slice of the whole
+FFN, inputs are sent once and partial sums are joined once (ScheInfer III-B, Eq. 1 and 2). Gate and up alone form a
+block whose result is the GLU's. Every other mul-mat is a block by itself, also those of an FFN that are cut at
+different elements.
 
-Blocks between which llama.cpp computes nothing of its own are one run of the split backend, which holds the inputs and
-results of all of them until it ends.
+A run is a sequence of blocks between which llama.cpp computes nothing. The split back end holds the inputs and results
+of all its blocks until the run ends.
 """
 
 from __future__ import annotations
@@ -29,45 +29,45 @@ LONE_ROLES = frozenset({"attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output",
 """Mul-mats outside the FFN that may be split by rows: every graph applies them to the weight as stored."""
 
 LOGITS_CHUNK = 64
-"""Tokens of which the logits are computed at the same time: of a micro-batch few are wanted, but memory is reserved as
+"""Tokens whose logits are computed at a time. Few logits of a micro-batch are wanted, but llama.cpp reserves memory as
 if all were."""
 
 SUM_BYTES = 256 * KIB
-"""Bytes of results that need not come back, from which on the split backend weights and adds up each side's results
-of a token's experts before it joins them."""
+"""If at least this many bytes of results then need not be copied back, the split back end weights and adds up each
+side's results of a token's experts before it joins them."""
 
 
 Gate = Literal["none", "apart", "fused"]
-"""An FFN's gate: a weight of its own, or one with up."""
+"""An FFN's gate: none, a separate weight, or fused with up in one weight."""
 
 Behind = Literal["", "run", "input", "sum"]
-"""How a block is computed with the block before it. "": by itself; "run": in one run; "input": in one run, and of the
-same input; "sum": in one run where the experts before it are added up on both sides."""
+"""How a block follows the block before it. "": in another run; "run": in the same run; "input": in the same run, with
+the same input; "sum": in the same run if the experts before it are added up on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitBlock:
-    """Operators cut at the same element. Activations are in elements per token; `each` means for one element of GG."""
+    """Operators cut at the same element. Activations are in elements per token; `_each`: per element of GG."""
 
     operators: tuple[int, ...]  # indices into the operator list, in graph order
     extent: int  # elements along the axis of the cut, the same for all of them
     step: int  # elements; CC is a multiple of it
     bytes: int  # of all their weights
-    sent: int  # input that the device needs whatever its slice
+    sent: int  # input of the device, independent of its slice
     sent_each: int
-    returned: int  # output that the device makes whatever its slice
+    returned: int  # output of the device, independent of its slice
     returned_each: int
-    hidden_each: int  # hidden values that it makes itself
-    gate: Gate = "none"  # beside up, for each: what a GLU reads
-    biases_each: int = 0  # elements of biases that are sent for one, whatever the number of tokens
-    summed: int = 1  # experts of a token whose results are partial sums, and may be added up before they come back
-    biases: int = 0  # elements of one expert, sent with each batch; such a block may have hot experts, and no slices
-    chunk: int | None = None  # tokens that are computed at the same time at most; None: all of a micro-batch
+    hidden_each: int  # hidden values on the device
+    gate: Gate = "none"
+    biases_each: int = 0  # elements of biases sent, independent of the number of tokens
+    summed: int = 1  # experts of a token whose results may be added up before they are copied back
+    biases: int = 0  # elements of biases of one expert; if not 0, the block may have hot experts but no slices
+    chunk: int | None = None  # most tokens that are computed at a time; None: a whole micro-batch
     behind: Behind = ""
 
     @property
     def begins_phase(self) -> bool:
-        """Whether it reads what blocks before it in its run have made, once both sides' parts of that are joined."""
+        """Whether it reads a joined result of an earlier block of its run, so that a new phase begins."""
         return bool(self.behind and self.sent_each)
 
     def weight_bytes(self, gg: int) -> int:
@@ -75,14 +75,14 @@ class SplitBlock:
         return self.bytes * gg // self.extent
 
     def n_summed(self, n_batch: int) -> int:
-        """Experts whose results each side adds up before they are joined, in a batch of so many tokens; 1: it does
-        not."""
+        """Number of a token's experts whose results each side adds up before the join, in a batch of n_batch tokens; 1:
+        they are joined one by one."""
         saved = (self.returned - self.returned // self.summed) * n_batch * F32
         return self.summed if saved >= SUM_BYTES else 1
 
     def upload_bytes(self, gg: int, n_tokens: int, n_batch: int | None = None) -> int:
-        """Bytes sent for n_tokens tokens of a batch of n_batch (None: n_tokens). Adding up rows takes the routing
-        weights."""
+        """Bytes sent for n_tokens tokens of a batch of n_batch (None: n_tokens), with the routing weights if experts'
+        results are added up."""
         n_summed = self.n_summed(n_batch or n_tokens)
         return (self.sent + (n_summed if n_summed > 1 else 0) + self.sent_each * gg) * n_tokens * F32
 
@@ -92,7 +92,7 @@ class SplitBlock:
         return (self.returned // n_summed + self.returned_each * gg) * n_tokens * F32
 
     def with_rows(self, n_rows: int, n_used: int) -> SplitBlock:
-        """The same where of n_used experts of a token only n_rows are computed."""
+        """The same block if only n_rows of a token's n_used experts are computed."""
         return replace(
             self,
             sent=self.sent - n_used + n_rows,
@@ -104,9 +104,9 @@ class SplitBlock:
 
 
 def can_split(operator: Operator) -> bool:
-    """Whether the split backend may have this operator: an FFN's, or one of LONE_ROLES, that is long enough to be cut.
+    """Whether the split back end can compute this operator: of an FFN or of LONE_ROLES, and long enough to be cut.
 
-    Tied embeddings are read by a look-up too, and stacks of matrices that are not experts (MLA) as views.
+    Not tied embeddings, which a look-up also reads; nor stacks of matrices that are no experts (MLA), read as views.
     """
     known = _FFN_ROLE.fullmatch(operator.role) or operator.role in LONE_ROLES
     stacked = operator.op == "MUL_MAT" and operator.shape[2] > 1
@@ -114,18 +114,18 @@ def can_split(operator: Operator) -> bool:
 
 
 def takes_n_g(operator: Operator) -> bool:
-    """Whether the device may compute its CC for some tokens of a prompt: not the output's, which is wanted of few."""
+    """Whether the device may compute its CC for some tokens of a prompt: not the output, which computes few tokens."""
     return operator.layer is not None and can_split(operator)
 
 
 def chunk_of(operator: Operator) -> int | None:
-    """Most tokens that the split back end computes the operator for at once; None: a whole micro-batch, as for an
-    output with a bias."""
+    """Most tokens that the split back end computes at a time; None: a whole micro-batch. Only the output has chunks,
+    unless it has a bias."""
     return LOGITS_CHUNK if operator.role == "output" and not operator.biased else None
 
 
 def is_router(operator: Operator) -> bool:
-    """Whether its result says which experts a token is routed to."""
+    """Whether it is a router: its result chooses the experts of a token."""
     return operator.role == "ffn_gate_inp"
 
 
@@ -142,15 +142,16 @@ def residents(
     behind_first: bool = False,
     hot: Collection[int] = (),
 ) -> tuple[bool, ...]:
-    """For each operator, whether what a mul-mat by it reads and gives is on the device where it is split: the norms and
-    the KV of its layer are there, and what routes tokens to its experts. The output's logits are read on the host.
+    """For each operator, whether its block lives on the device if it is split: inputs and results are in the device's
+    memory, as norms and KV of its layer are there, and so is the router of its experts. The output never does, since
+    logits are read on the host.
 
-    on_device and first_device_layer: as graph.device_copies takes them. taken: whether the device takes such blocks at
-    all (Profile.takes_residents).
-    behind_first: whether the device is behind the first of several. Then another one may give what is read, while its
-    own still computes: to attention that begins its layers, without a norm of its own in OLMo 2, and to experts with
-    biases between their mul-mats, as llama.cpp adds those of large batches on the first. hot: operators whose experts
-    are whole on the device, or on the host.
+    on_device, first_device_layer: as in graph.device_copies. taken: whether the device supports it at all
+    (Profile.takes_residents).
+    behind_first: whether the device is a later one of several. Then an input may come from another device that still
+    computes: for attention of its first layer (OLMo 2 has no norm before it), and for experts with biases between their
+    mul-mats, as llama.cpp adds those of large batches on the first device. hot: operators whose experts are hot or on
+    the host, each whole.
     """
     if not taken:
         return (False,) * len(operators)
@@ -190,8 +191,8 @@ def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[Spli
 
 
 def family_blocks(operators: Sequence[Operator], members: Sequence[int], cuts: Sequence[Hashable]) -> list[SplitBlock]:
-    """Blocks that mul-mats of one FFN, or one by itself, form. cuts: of each; those that are cut at the same element
-    are equal."""
+    """Blocks that mul-mats of one FFN, or a single mul-mat, form. cuts: of each member; equal if cut at the same
+    element."""
     family = [operators[i] for i in members]
     together = len(set(cuts)) == 1
     if is_biased_ffn(family) or (together and _are_one_ffn(family) and not _lacks_gate(operators, members)):
@@ -203,11 +204,11 @@ def family_blocks(operators: Sequence[Operator], members: Sequence[int], cuts: S
 
 
 def in_runs(operators: Sequence[Operator], blocks: Iterable[SplitBlock]) -> tuple[SplitBlock, ...]:
-    """The blocks in graph order, with those marked that are in one run with the block before.
+    """The blocks in graph order, with `behind` set for those in one run with the block before.
 
-    llama.cpp computes nothing between two of Q, K and V where neither a norm nor RoPE follows the first (none follows
-    V), nor between attention's output and an FFN that reads the layer's input; of an FFN whose mul-mats are cut at
-    different elements the back end applies the GLU itself where it has both that it reads.
+    llama.cpp computes nothing between two of Q, K and V if neither a norm nor RoPE follows the first (none follows V),
+    nor between attention's output and an FFN that reads the layer's input. In an FFN whose mul-mats are cut at
+    different elements, the split back end applies the GLU if it computes both of its inputs.
     """
     made: list[SplitBlock] = []
     for block in sorted(blocks, key=lambda one: one.operators):
@@ -217,13 +218,13 @@ def in_runs(operators: Sequence[Operator], blocks: Iterable[SplitBlock]) -> tupl
 
 
 def is_biased_ffn(members: Sequence[Operator]) -> bool:
-    """Whether these are all the mul-mats of one FFN of experts with biases: they run one by one where they are sliced,
-    and as one block where some experts are hot."""
+    """Whether these are all the mul-mats of one FFN of experts with biases: sliced, each is a block; with hot experts
+    they are one block."""
     return _are_whole_ffn(members) and all(runs_alone(operator) for operator in members)
 
 
 def ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlock:
-    """Block of all mul-mats of one FFN. Where they have biases it has no cuts."""
+    """The block of all mul-mats of one FFN. With biases it has no cuts."""
     *first, down = sorted((operators[i] for i in members), key=_reads_hidden)
     hidden, n_embd, _ = down.shape
     used, biased = down.n_expert_used, runs_alone(down)
@@ -245,7 +246,7 @@ def ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlo
 
 
 def _hidden_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlock:
-    """Block of gate and up, or of both in one, of an FFN whose down is elsewhere: the back end applies the GLU."""
+    """The block of gate and up (separate or fused) of an FFN whose down is not in it; it includes the GLU."""
     family = [operators[i] for i in members]
     used = family[0].n_expert_used
     return SplitBlock(
@@ -282,21 +283,21 @@ def _are_one_ffn(members: Sequence[Operator]) -> bool:
 
 
 def _lacks_gate(operators: Sequence[Operator], members: Sequence[int]) -> bool:
-    """Whether these are up and down of an FFN whose gate is elsewhere, so that the GLU is not ours."""
+    """Whether these are up and down of an FFN without its gate, so that llama.cpp computes the GLU."""
     key = ffn_of(members[0], operators[members[0]])
     around = range(max(0, members[0] - 1), members[-1])
     return any(i not in members and ffn_of(i, operators[i]) == key for i in around)
 
 
 def _are_hidden(members: Sequence[Operator]) -> bool:
-    """Whether these are all that the GLU of one FFN reads."""
+    """Whether these are all mul-mats that the GLU of one FFN reads."""
     kinds = sorted(match[2] for o in members if (match := _FFN_ROLE.fullmatch(o.role)))
     both = kinds == ["gate", "up"] and len({cut_extent(o) for o in members}) == 1
     return (both or (len(members) == 1 and members[0].gate_up)) and not any(map(runs_alone, members))
 
 
 def _behind(operators: Sequence[Operator], before: SplitBlock, block: SplitBlock) -> Behind:
-    """How a block is computed with the one before it: see in_runs."""
+    """How a block follows the block before it: see in_runs."""
     last, first = before.operators[-1], block.operators[0]
     if operators[last].layer != operators[first].layer or first != last + 1:
         return ""
@@ -338,21 +339,21 @@ def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
 
 
 def _reads_hidden(operator: Operator) -> bool:
-    """Whether each expert has its own input, the hidden values that it computed."""
+    """Whether it reads the hidden values, so that each expert has its own input."""
     match = _FFN_ROLE.fullmatch(operator.role)
     return match is not None and match[2] == "down"
 
 
 def _gate_of(members: Sequence[Operator]) -> Gate:
-    """The gate among what makes an FFN's hidden values."""
+    """The gate among the mul-mats that compute an FFN's hidden values."""
     return "fused" if members[0].gate_up else "apart" if len(members) > 1 else "none"
 
 
 def _sent_bias(operator: Operator) -> bool:
-    """Whether the device adds its bias: experts' biases are llama.cpp's."""
+    """Whether the split back end adds its bias; llama.cpp adds biases of experts."""
     return operator.biased and not runs_alone(operator)
 
 
 def _routing(operator: Operator) -> int:
-    """Ids of the experts that a token is routed to."""
+    """Number of expert ids that are sent for a token."""
     return operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0

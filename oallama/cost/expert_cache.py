@@ -1,11 +1,11 @@
-"""Stock llama.cpp's expert cache (--moe-cache-mib, b11549): which layers have it, what it serves, what its misses cost.
+"""Stock llama.cpp's expert cache (--moe-cache-mib, b11549): its layers, its hit rate, the cost of its misses.
 
-The device holds the experts that were used last, of all layers of one shape together. It computes batches of up to 32
-tokens of these layers alone: each missed expert is uploaded first, and the CPU computes none. Larger batches are
-streamed as without it, but for experts that are there. (llama.cpp's src/llama-moe-cache.cpp)
+The device holds the most recently used experts, in one cache for all layers of one shape. It computes batches of up to
+32 tokens of these layers entirely: missed experts are uploaded first, the CPU computes none. Larger batches are
+offloaded as without the cache, except for experts in it. (llama.cpp's src/llama-moe-cache.cpp)
 
-Shares of uses that are served were replayed over the recorded routing that cost/following.py names, with its licence:
-all layers together, judged on the second half of the tokens.
+Hit rates were replayed over the recorded routing that cost/following.py names, under its licence: all layers together,
+on the second half of the tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oallama.cost.following import FEWEST_EXPERTS, rate_at
 from oallama.cost.whole import Costs
 
 MOST_TOKENS = 32
-"""Of a batch that goes through the cache."""
+"""Most tokens of a batch that uses the cache."""
 
 # share of all experts that have a slot: share of the uses that are served
 _OF_32 = (
@@ -32,7 +32,7 @@ _OF_128 = ((0.0, 0.0), (0.0625, 0.362), (0.125, 0.586), (0.25, 0.81), (0.375, 0.
 
 @dataclass(frozen=True, slots=True)
 class CachedLayers:
-    """Layers whose experts share slots. operators: of each layer; share: of all their experts, with a slot."""
+    """Layers that share a cache. operators: of each layer; share: share of all their experts that have a slot."""
 
     layers: tuple[tuple[int, ...], ...]
     share: float
@@ -46,8 +46,8 @@ class CachedLayers:
 def cached_layers(
     operators: Sequence[Operator], on_device: Sequence[bool], first_device_layer: int, n_bytes: int
 ) -> tuple[CachedLayers, ...]:
-    """Layers of the device all of whose experts the host has, by the shapes of these, with their parts of a cache of so
-    many bytes; none of a shape that it holds no token's experts of."""
+    """Groups of device layers whose experts are all on the host, by shape, with their parts of a cache of cache_bytes
+    bytes; without groups whose part is too small for one token's experts."""
     by_layer: dict[int, list[int]] = {}
     for i, operator in enumerate(operators):
         if operator.op == "MUL_MAT_ID" and operator.layer is not None and operator.layer >= first_device_layer:
@@ -73,7 +73,7 @@ def cached_layers(
 
 
 def lru_hits(n_expert: int, share: float) -> float:
-    """Hit rate of a single token, with slots for a share of all experts."""
+    """Hit rate in decode, with slots for a share of all experts."""
     if n_expert < FEWEST_EXPERTS:
         return share  # used alike
     return rate_at(_OF_32 if n_expert < 64 else _OF_128, share)
@@ -82,8 +82,8 @@ def lru_hits(n_expert: int, share: float) -> float:
 def through_cache(
     costs: Costs, operators: Sequence[Operator], cached: Sequence[CachedLayers], link: LinearFit, issue_s: float
 ) -> tuple[Costs, float]:
-    """(prices of small batches with these layers' experts on the device, their misses' uploads included; seconds of
-    waits, in which the host reads which experts are used). issue_s: of the thread for each copy."""
+    """(prices of small batches: these layers' experts on the device, with uploads of misses; seconds in which the host
+    waits for the ids of used experts). issue_s: seconds of the thread per copy."""
     prices, waits_s = list(costs.operators), 0.0
     for group in cached:
         for i in group.operators:

@@ -1,8 +1,8 @@
-"""How a layer's experts are used, as recorded: what a hot set serves of later traffic, and how many of a token's miss.
+"""Use of a layer's experts, from recordings: hit rates of hot sets, and numbers of misses and copies.
 
-A set that is judged on the traffic that it was chosen from promises too much. So the recordings before the last one
-choose, and the last one judges, as if each expert had been used once more in it (Laplace's rule): a short one says
-little, and then experts count as used alike.
+A hit rate would be too high on the tokens from which the set was chosen. So earlier recordings choose the set, and the
+last one gives its hit rate, with one use added for each expert (Laplace's rule): after a short recording the experts
+count as nearly equally used.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from oallama.core.types import DecodeStep, MulMat
 
 @dataclass(frozen=True, slots=True)
 class ExpertUse:
-    """A layer's experts, the most used in decode first. Coverage: by the number of hot experts, from 0 to all, the
-    share of later uses that these serve."""
+    """Use of a layer's experts. order: experts, the most used in decode first. decode, prompt: coverage (share of later
+    uses served) by the number of hot experts, from 0 to all."""
 
     order: tuple[int, ...]
     decode: tuple[float, ...]
     prompt: tuple[float, ...]
-    spread: float | None = None  # of experts that follow the conversation (cost/following.py); None: they stay
-    # by so many of the experts that were used most of late, from 0 to all, the share of uses that these serve, as
-    # recorded of single tokens and of prompts; empty: their order was not recorded
+    spread: float | None = None  # if experts follow the conversation: SPREAD of cost/following.py; None: they stay
+    # coverage by the experts with the highest recent (decayed) counts, by their number from 0 to all, for single tokens
+    # and for prompts; empty: not recorded
     recent_decode: tuple[float, ...] = ()
     recent_prompt: tuple[float, ...] = ()
-    gaps: tuple[float, ...] = ()  # uses by tokens since the use before, as split/uses.h counts; empty: not recorded
-    # tokens of a decode step, and how many different experts they use for each that as many independent ones would
+    gaps: tuple[float, ...] = ()  # uses by reuse distance in tokens (split/uses.h); empty: not recorded
+    # (tokens of a decode step, number of different experts that they use relative to independent tokens)
     step: tuple[int, float] = (1, 1.0)
 
     @property
@@ -40,12 +40,12 @@ class ExpertUse:
         return self.spread is not None
 
     def coverage(self, n_hot: int, n_tokens: int) -> float:
-        """Use in a pass over n_tokens, which is decode up to a step's."""
+        """Coverage by n_hot experts in a pass over n_tokens: decode's up to the tokens of a step, else the prompt's."""
         return (self.decode if n_tokens <= self.step[0] else self.prompt)[n_hot]
 
     def used(self, mul_mat: MulMat, n_tokens: int) -> tuple[float, ...]:
-        """How likely n_tokens tokens use each expert, in the order of coverage: as if each was drawn for itself by its
-        share of the uses, and all less where so many tokens in a row are known to use fewer different ones."""
+        """The probability that n_tokens tokens use each expert, in the order of coverage: by independent draws with its
+        share of the uses, scaled down if consecutive tokens are known to use fewer different experts."""
         shares = (mul_mat.n_expert_used * share for share in self._shares(n_tokens))
         drawn = tuple(1.0 - (1.0 - min(1.0, share)) ** n_tokens for share in shares)
         if n_tokens == self.step[0]:
@@ -57,27 +57,27 @@ class ExpertUse:
         return tuple(min(1.0, odds * different / sum(drawn)) for odds in drawn)
 
     def left(self, mul_mat: MulMat, n_hot: int, n_tokens: int) -> list[tuple[float, float]]:
-        """(different experts, share of their rows) that are left of what n_tokens tokens miss, after 0, 1, … all of the
-        missed experts with the most rows are fetched. n_hot: fewer than all experts."""
+        """(number of different experts, share of the rows) that remain of the misses of n_tokens tokens after fetching
+        0, 1, … all of the missed experts, those with the most rows first. n_hot: fewer than all experts."""
         each = list(zip(self._shares(n_tokens), self.used(mul_mat, n_tokens), strict=True))[n_hot:]
         rows, experts = (list(accumulate(of, initial=0.0)) for of in zip(*sorted(each, reverse=True), strict=True))
         return [(experts[-1] - n, 1.0 - m / rows[-1]) for n, m in zip(experts, rows, strict=True)]
 
     def _shares(self, n_tokens: int) -> tuple[float, ...]:
-        """Return the share of the uses that each expert has, in the order of coverage."""
+        """Share of the uses of each expert, in the order of coverage."""
         curve = self.decode if n_tokens <= self.step[0] else self.prompt
         return tuple(more - less for less, more in pairwise(curve))
 
 
 def experts_alike(n_expert: int) -> ExpertUse:
-    """Return the use of a layer without counts: all experts alike."""
+    """The use of a layer without counts: all experts equally."""
     even = tuple(n / n_expert for n in range(n_expert + 1))
     return ExpertUse(tuple(range(n_expert)), even, even)
 
 
 def expert_use(routing: Routing) -> dict[int, ExpertUse]:
-    """Use of experts by layer, for layers whose decode was recorded at least twice. Prompts that were not recorded are
-    taken to use all experts alike."""
+    """Use of experts by layer, for layers whose decode was recorded at least twice. Without recorded prompts all
+    experts count as equally used in prompts."""
     prompts = {layer.layer: layer for layer in routing.prompt}
     return {
         layer.layer: ExpertUse(
@@ -99,8 +99,8 @@ def most_used(uses: Sequence[float]) -> tuple[int, ...]:
 
 
 def miss_odds(n_used: int, coverage: float, spread: float = 0.0) -> tuple[float, ...]:
-    """The probability of 0, 1, … n_used misses of one token: each expert of it a hit by itself (binomial), or, with a
-    spread, with a probability that differs from token to token (beta-binomial)."""
+    """The probabilities of 0, 1, … n_used misses of one token: binomial; with a spread beta-binomial, as hit rates then
+    differ from token to token."""
     miss = 1.0 - coverage
     if not spread or not 0 < miss < 1:
         return tuple(comb(n_used, n) * miss**n * coverage ** (n_used - n) for n in range(n_used + 1))
@@ -114,46 +114,47 @@ def miss_odds(n_used: int, coverage: float, spread: float = 0.0) -> tuple[float,
 
 
 class Copied(NamedTuple):
-    """Shares of a streamed weight that a batch has copied."""
+    """Shares of a streamed weight that are copied for a batch."""
 
     ahead: float  # before the router has run
-    late: float  # once it has
+    late: float  # after that
 
 
 ALL_AHEAD = Copied(1.0, 0.0)
 
 
 def share_used(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> float:
-    """Share of the experts that a batch uses. gaps: uses by tokens since the same expert was used before, 1, 2 or 3, 4
-    to 7, …, the last longer ago or never. A token of the batch uses an expert for the first time there where that was
-    before the batch (Denning's working set); within a class gaps are taken as spread evenly."""
+    """Share of the experts that a batch uses. gaps: uses by reuse distance in tokens: 1, 2 to 3, 4 to 7, …; the last:
+    longer, or never used before. A use is the first one of its expert in the batch if its distance reaches before the
+    batch (Denning's working set). Distances are assumed to be uniform within a class."""
     if mul_mat.op != "MUL_MAT_ID" or not sum(gaps):
         return mul_mat.share_routed(n_tokens)
     *classes, longer = gaps
     new = longer * n_tokens
     for power, uses in enumerate(classes):
-        least = 2**power  # of the batch, so many tokens' gaps reach before it; then fewer and fewer, those of `more`
+        # these distances reach before the batch from the first `least` tokens, and from ever fewer of the next `more`
+        least = 2**power
         more = min(max(0, n_tokens - least), least - 1)
         new += uses * (min(n_tokens, least) + more - more * (more + 1) / (2 * least))
     return min(1.0, mul_mat.n_expert_used * new / sum(gaps) / mul_mat.shape[2])
 
 
 CONSECUTIVE = ((1, 1.0), (2, 0.83), (4, 0.70), (8, 0.60))
-"""Different experts that so many consecutive tokens use, for each that as many independent tokens would: of
-gpt-oss-20b 6.2, 9.3 and 12.8 of 32 in 2, 4 and 8 tokens; of Qwen3-30B-A3B 9.7, 15.6 and 23.6, of Gemma 4 26B-A4B 9.9,
-15.7 and 23.9 of 128, at six a token (traces: cost/following.py)."""
+"""(consecutive tokens, number of different experts that they use relative to independent tokens). Recorded in 2, 4 and
+8 tokens: gpt-oss-20b 6.2, 9.3 and 12.8 of 32 experts; Qwen3-30B-A3B 9.7, 15.6 and 23.6, Gemma 4 26B-A4B 9.9, 15.7 and
+23.9 of 128, with six experts per token (traces: cost/following.py)."""
 
 
 def share_of_step(mul_mat: MulMat, step: DecodeStep, gaps: Sequence[float] = ()) -> float:
-    """Share of the experts that a decode step uses: the tokens of one request follow one another, and those of several
-    are taken as independent. gaps: as share_used takes them; without, by CONSECUTIVE."""
+    """Share of the experts that a decode step uses. Tokens of one request are consecutive; tokens of different requests
+    count as independent. gaps: as in share_used; empty: CONSECUTIVE."""
     n = step.n_draft + 1
     of_one = share_used(mul_mat, n, gaps) if sum(gaps) else mul_mat.share_read(n) * _of_consecutive(n)
     return 1.0 - (1.0 - of_one) ** step.n_parallel
 
 
 def of_step(use: ExpertUse, mul_mat: MulMat, step: DecodeStep) -> ExpertUse:
-    """The use, with what is known of a step."""
+    """The use with the number of different experts of a decode step."""
     if step.n_tokens == 1:
         return use
     share = share_of_step(mul_mat, step, use.gaps)
@@ -169,11 +170,11 @@ def _of_consecutive(n_tokens: int) -> float:
 
 
 def copied(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> Copied:
-    """Return the shares of a weight that a batch copies: ahead, the experts that it is as likely to use as not, which
-    the split back end knows by its counts (split/expert_odds.h); later, the others that it uses. The number of its uses
-    of an expert is Poisson with a mean that follows the gamma distribution of MulMat.share_routed, of which so many are
-    0 as the experts that it does not use (gaps: as share_used takes them), so likely experts have ln 2 or more. A
-    single token is hardly ever likely to use an expert."""
+    """Shares of a weight that are copied for a batch: ahead, the experts that it uses with a probability of at least
+    1/2, which the split back end knows by its counts (split/expert_odds.h); late, the others that it uses. The number
+    of uses of an expert is Poisson, with a mean that follows the gamma distribution of MulMat.share_routed, scaled so
+    that the share of unused experts is that of share_used (gaps: as there). So likely experts have a mean of at least
+    ln 2. A single token hardly ever has likely experts."""
     used = share_used(mul_mat, n_tokens, gaps)
     if n_tokens <= 1:
         return Copied(0.0, used) if mul_mat.op == "MUL_MAT_ID" else ALL_AHEAD
@@ -187,7 +188,7 @@ def copied(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> Copied
 
 
 def _gamma_below(shape: float, x: float) -> float:
-    """The probability that a gamma variable of this shape and scale 1 is below x: the series of the incomplete gamma
+    """The probability that a gamma variable of this shape and scale 1 is below x, by the series of the incomplete gamma
     function, whose terms are all positive."""
     if x > 100:  # no shape is above 32 (MulMat.use_spread)
         return 1.0
@@ -207,13 +208,13 @@ def _coverage(order: Sequence[int], uses: Uses) -> tuple[float, ...]:
 
 
 def mean_gaps(routing: Routing) -> tuple[float, ...]:
-    """Reuse distances in decode, of all layers together; empty where they were not recorded."""
+    """Uses by reuse distance in decode, added up over all layers; empty if not recorded."""
     known = [layer.gaps for layer in routing.decode if any(layer.gaps)]
     return tuple(map(sum, zip(*known, strict=True)))
 
 
 def _gaps(decode: LayerRouting, prompt: LayerRouting | None) -> tuple[float, ...]:
-    """Add the reuse distances of decode and prompts, as few prompts are recorded."""
+    """Uses by reuse distance of decode and prompts together, as few prompts are recorded."""
     if prompt is None or not prompt.gaps or not decode.gaps:
         return decode.gaps
     return tuple(a + b for a, b in zip(decode.gaps, prompt.gaps, strict=True))

@@ -1,14 +1,14 @@
 """The model's graph, and the splits and copies that ggml's scheduler makes of a placement.
 
 The transfer cost T' of OATO (section 3.2: "three kinds of operator connections ... the extra delay of moving
-intermediate results") belongs to edges, not to operators. So the model's graph is kept as a list of nodes in execution
-order, and a placement is run through the same rules as ggml_backend_sched (ggml 0.26.0, passes 1, 2 and 5): a node
-with weights runs where its weights are, an unassigned node follows a device neighbour in graph order (down first, then
-up), everything left follows the CPU. Consecutive nodes on one side form a split; an input made on the other side is
-copied once per side.
+intermediate results") belongs to edges, not to operators. So the model's graph is a list of nodes in execution order,
+and the rules of ggml_backend_sched (ggml 0.26.0, passes 1, 2 and 5) are applied to a placement: a node with weights
+runs where its weights are; an unassigned node follows a device neighbour in graph order (down first, then up); all
+other nodes run on the CPU. Consecutive nodes on one side form a split; an input from the other side is copied once.
 
-Nodes that are not operators are reduced to those that decide where data flows: norms (their weights live on the layer's
-device), the KV write and attention (on the device that holds the layer's KV), GLU and residual adds (unassigned).
+Of the nodes that are not operators only those are kept that decide where data flows: norms (their weights are on the
+layer's device), the KV write and attention (on the device that holds the layer's KV), GLU and residual adds
+(unassigned).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ F32 = 4  # bytes of one activation element between operators
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node. Exactly one of `operator`, `follows_layer` and `host` says where it runs; none of them: unassigned."""
+    """A node. At most one of `operator`, `follows_layer` and `host` is set and says where it runs; none: unassigned."""
 
     inputs: tuple[int, ...]  # indices of earlier nodes
     bytes_per_token: int  # of its output
@@ -38,10 +38,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCopies:
-    """Splits, copies and bytes of a placement in one forward pass."""
+    """Numbers of splits and copies, and bytes copied, of a placement in one forward pass."""
 
-    splits: int  # all of them, as llama.cpp logs "graph splits"
-    device_splits: int
+    splits: int  # on both sides, as llama.cpp logs "graph splits"
+    device_splits: int  # on the device
     copies_in: int  # host -> device
     copies_out: int  # device -> host
     bytes_in_per_token: int
@@ -51,13 +51,13 @@ class DeviceCopies:
 
 
 Counts = tuple[int, ...]
-"""The fields of DeviceCopies, of one layer."""
+"""The fields of DeviceCopies, for one layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """The nodes of a layer, and the one before them; nodes and operators are counted from the layer's first. Layers
-    that are alike are one object."""
+    """The nodes of a layer, and the node before them; nodes and operators are counted from the layer's first. Equal
+    layers are one object."""
 
     nodes: tuple[Node, ...]
     before: Node | None
@@ -66,15 +66,15 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The nodes in execution order. Every layer begins with a norm and ends with the output that the next one reads."""
+    """The nodes in execution order. Every layer begins with a norm and ends with the node that the next layer reads."""
 
     nodes: tuple[Node, ...]
     operator_layer: tuple[int, ...]  # layer of each operator (Operator.layer_in)
-    layer_nodes: tuple[tuple[int, int], ...]  # [first, last) node of each layer, one more entry for the output part;
+    layer_nodes: tuple[tuple[int, int], ...]  # [first, last) node of each layer, and a last entry for the output part;
     # the embedding counts with the first layer
     n_layer: int
-    n_run: int  # of these, blocks that a decode runs: those behind (MTP) only predict further tokens; of a part of a
-    # model (`part`) it may be more
+    n_run: int  # layers that a decode runs; later ones (MTP) only predict further tokens. In a part of a model (`part`)
+    # it may exceed n_layer
     layer_operators: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)  # as layer_nodes
     layers: tuple[Layer, ...] = field(init=False, compare=False, repr=False)
 
@@ -88,12 +88,12 @@ class Graph:
 
     @property
     def n_computed(self) -> int:
-        """Blocks that a decode runs and that are here."""
+        """Number of layers of this graph that a decode runs."""
         return min(self.n_layer, self.n_run)
 
     def part(self, window: tuple[int, int]) -> Graph:
-        """The layers [window[0], window[1]) as a graph of their own, counted from its first. What the first of them
-        reads is not in it. Without the model's output part it has an empty one."""
+        """The layers [window[0], window[1]) as a graph, counted from the first of them. It lacks the input of its first
+        layer. Its output part is empty if the window does not contain the model's."""
         begin, end = window
         first, last = self.layer_nodes[begin][0], self.layer_nodes[end - 1][1]
         first_operator, behind = self.operators_of(window)
@@ -109,12 +109,12 @@ class Graph:
         return self.first_operator(window[0]), self.first_operator(window[1])
 
     def first_operator(self, layer: int) -> int:
-        """The first operator of this layer or of a later one; the number of operators if there is none."""
+        """The first operator of this layer or a later one; the number of operators if these have none."""
         return bisect_left(self.operator_layer, layer)
 
     def around(self, first: int, last: int) -> tuple[int, int]:
-        """The layers [first, last) with their neighbours: every layer begins with a norm whose side is fixed, so what
-        changes in them reaches no further."""
+        """The layers [first, last) with one neighbour on each side. Device copies change no further away, as every
+        layer begins with a norm whose side is fixed."""
         return max(0, first - 1), min(last + 1, self.n_layer + 1)
 
     def _layer(self, layer: int) -> Layer:
@@ -125,7 +125,7 @@ class Graph:
 
 
 def _counted_from(node: Node, first: int, first_operator: int, first_layer: int) -> Node:
-    """The node with all that it names counted from these."""
+    """The node with its indices counted from these."""
     return replace(
         node,
         inputs=tuple(source - first for source in node.inputs),
@@ -151,15 +151,16 @@ _ROUTER = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 
 
 def computes_outputs_only(operator: Operator, n_run: int) -> bool:
-    """llama.cpp drops the tokens whose logits nobody wants (all but the last of a prompt) after the last layer's
-    attention: that layer's FFN and the output see the others only."""
+    """Whether an operator computes only tokens whose logits are wanted (the last one of a prompt): after the last
+    layer's attention llama.cpp drops all others, before that layer's FFN and the output."""
     return operator.is_last or (operator.layer == n_run - 1 and operator.role.startswith("ffn_"))
 
 
 def build_graph(model: ModelInfo, operators: Sequence[Operator], tensor_names: Iterable[str] = ()) -> Graph:
     """The node list of a model from its operators (in graph order) and, for the norms between them, its tensor names.
 
-    Roles that are not known are chained in order, which overstates no transfer of a contiguous placement.
+    Operators with unknown roles are chained in order; a contiguous placement then has no more device copies than in
+    the real graph.
     """
     n_run = max((1 + operator.layer for operator in operators if operator.layer is not None), default=model.n_layer)
     builder = _Builder(model, n_run, frozenset(tensor_names))
@@ -202,7 +203,7 @@ def _attention_bytes(output: Operator) -> int:
 
 
 class _Builder:
-    """Collects nodes; `outputs_only` is what the nodes from here on are."""
+    """Collects nodes. outputs_only: of the nodes added from now on."""
 
     def __init__(self, model: ModelInfo, n_run: int, tensor_names: frozenset[str]) -> None:
         self.nodes: list[Node] = []
@@ -224,14 +225,14 @@ class _Builder:
         return len(self.nodes) - 1
 
     def add_operator(self, layer: int, index: int, inputs: Sequence[int], role: str, n_bytes: int) -> int:
-        """The operator, and the norm right behind it where this model has one."""
+        """Add an operator, and the norm directly after it if this model has one."""
         node = self.add(inputs, n_bytes, operator=index)
         behind = f"blk.{layer}.{_NORM_AFTER.get(role, '')}.weight"
         return self.add((node,), n_bytes, follows_layer=layer) if behind in self.tensor_names else node
 
     def layer(self, layer: int, stream: int, operators: Sequence[tuple[int, Operator]]) -> int:
-        """Append one block; returns the node of its output. Every split point of a transformer block is here: the two
-        norms, attention (with the KV write) and the GLU."""
+        """Append one layer; returns its output node. It contains every point at which ggml may split a transformer
+        block: the two norms, attention (with the KV write) and the GLU."""
         node_of: dict[str, int] = {}
         norm = self.add((stream,), self.embd, follows_layer=layer)
         attention: int | None = None
@@ -281,8 +282,8 @@ class _Builder:
 
 
 def _side(node: Node, on_device: Sequence[int], here: bool) -> bool | None:
-    """Pass 1 of the scheduler. here: whether the norms and the KV of the node's layer are on the device; None: it is
-    not assigned."""
+    """Pass 1 of the scheduler: whether the node runs on the device; None: unassigned. here: whether norms and KV of its
+    layer are on the device."""
     if node.operator is not None:
         return bool(on_device[node.operator])
     if node.follows_layer is not None:
@@ -306,13 +307,13 @@ def _expanded(sides: list[bool | None]) -> list[bool]:
 def device_copies(
     graph: Graph, on_device: Sequence[bool], first_device_layer: int, window: tuple[int, int] | None = None
 ) -> DeviceCopies:
-    """Splits and copies of a placement, over the whole graph or over the layers [window[0], window[1]) only.
+    """Count splits and copies of a placement, over the whole graph or over the layers [window[0], window[1]) only.
 
     on_device: one entry per operator. Layers >= first_device_layer have their norms and KV on the device (llama.cpp
     gives the last n_gpu_layers to it; the part after the last block counts as layer n_layer).
     """
     low, high = window or (0, graph.n_layer + 1)
-    high -= not graph.layers[high - 1].nodes  # nothing is behind the last block of a part
+    high -= not graph.layers[high - 1].nodes  # a part may have an empty output part
     sides = bytes(on_device[graph.layer_operators[low][0] : graph.layer_operators[high - 1][1]])
     return _device_copies(graph.layers[low:high], sides, first_within(first_device_layer, (low, high)))
 
@@ -325,10 +326,10 @@ def first_within(first_device_layer: int, window: tuple[int, int]) -> int:
 
 @lru_cache(maxsize=2**14)
 def _device_copies(layers: tuple[Layer, ...], on_device: bytes, first_device_layer: int) -> DeviceCopies:
-    """Count device copies of layers that follow one another, from the first.
+    """Count device copies of consecutive layers.
 
-    Layer by layer: all that one knows of the others is on which side the one before ends and the next one begins. Most
-    layers of a model are alike, so few are counted.
+    Layer by layer, as a layer's counts depend only on the side on which the layer before ends and the next one begins.
+    Most layers of a model are equal, so few are counted.
     """
     found: list[Counts] = []
     before: bool | None = None
@@ -347,9 +348,9 @@ def _device_copies(layers: tuple[Layer, ...], on_device: bytes, first_device_lay
 def _of_layer(
     layer: Layer, on_device: bytes, here: bool, before: bool | None, after: bool | None
 ) -> tuple[Counts, bool]:
-    """(what a layer adds to the counts, the side that it ends on). on_device: 1 for each operator that is there. here:
-    whether its norms and KV are. before: the side that the layer before ended on; None: there is none, and what comes
-    from there is not counted. after: the side that the next layer begins on, if there is one."""
+    """(a layer's counts, the side on which it ends). on_device: 1 for each operator on the device. here: whether its
+    norms and KV are on the device. before: the side on which the layer before ends; None: no layer, and its output is
+    not counted. after: the side on which the next layer begins; None: no layer."""
     own_sides = [_side(node, on_device, here) for node in layer.nodes]
     sides = _expanded(own_sides if after is None else [*own_sides, after])[: len(own_sides)]
     earlier = [] if before is None else [before]

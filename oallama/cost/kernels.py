@@ -1,9 +1,9 @@
 """Seconds of mul-mats, and of a layer's non-matmul work, from a profile.
 
-A profile holds each distinct mul-mat at a few batch sizes; between two of them the time is taken as linear in n_tokens
-(ScheInfer Eq. 3: t = α + β·size for a fixed weight), beyond the last one as linear with the last slope. A slice of a
-weight takes α and its share of the rest; α is what a mul-mat of no size would take, fitted over the shapes that were
-timed at one batch size. The non-matmul work of a layer is norms, rope, KV write, attention, GLU and adds.
+A profile holds each distinct mul-mat at a few batch sizes. Between two of them the time is assumed to be linear in
+n_tokens, above the largest to continue with the last slope. A share s of a weight takes α + s·(t - α) (ScheInfer
+Eq. 3): α is the time of a mul-mat of size 0, fitted over the shapes that were timed at one batch size. The non-matmul
+work of a layer is norms, rope, KV write, attention, GLU and adds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from oallama.profile.fit import fit_linear
 from oallama.profile.wanted import in_steps
 
 MIN_SIZE_RATIO = 4.0
-"""Ratio of the largest to the smallest weight below which a profile cannot determine α."""
+"""Least ratio of the largest to the smallest weight from which α can be fitted; else α is 0."""
 
 Curve = tuple[tuple[int, float], ...]
 """((n_tokens, seconds), ...) with ascending n_tokens."""
@@ -45,22 +45,22 @@ def interpolate(curve: Curve, n_tokens: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One mul-mat on one side, by batch size: seconds of the whole weight, and α, which a slice has in full."""
+    """One mul-mat on one side, by batch size: seconds of the whole weight, and α, which a slice takes in full."""
 
     whole: Curve
     alpha: Curve = NO_TIME
 
     def at(self, n_tokens: int) -> tuple[float, float]:
-        """(seconds that do not depend on the slice, seconds that the rest of the whole weight takes)."""
+        """(α, remaining seconds of the whole weight)."""
         whole_s = interpolate(self.whole, n_tokens)
         alpha_s = min(interpolate(self.alpha, n_tokens), whole_s)
         return alpha_s, whole_s - alpha_s
 
 
 class Kernels:
-    """Every mul-mat of a profile. Of two cases that differ in working set only, the colder one counts. step: whose
-    tokens use fewer different experts than those that were timed, which are independent; gaps: as share_of_step takes
-    them."""
+    """The kernels of all mul-mats of a profile. Of two cases that differ in working set only, the one with the larger
+    set counts. step: a decode step, whose tokens use fewer different experts than the independent tokens that were
+    timed; gaps: as in share_of_step."""
 
     def __init__(self, profile: Profile, step: DecodeStep = ONE_TOKEN, gaps: Sequence[float] = ()) -> None:
         self.device = profile.device
@@ -79,8 +79,8 @@ class Kernels:
                 self._on_device[what] = kernel
 
     def on_host(self, operator: Operator) -> Mapping[str, Kernel]:
-        """Kernels by CPU layout, in alphabetical order. Raises ProfileError if the CPU never measured this operator's
-        shape."""
+        """Kernels by CPU layout, in alphabetical order. Raises ProfileError if the CPU was not measured with this
+        operator's shape."""
         found = self._on_host.get(operator.mul_mat)
         if found is None:
             raise ProfileError(
@@ -90,13 +90,13 @@ class Kernels:
         return found
 
     def on_device(self, operator: Operator) -> Kernel | None:
-        """None: the device cannot compute it, or there is no device."""
+        """The kernel on the device; None if it cannot compute the operator, or without a device."""
         return self._on_device.get(operator.mul_mat)
 
 
 def _of_step(curve: Curve, mul_mat: MulMat, step: DecodeStep, gaps: Sequence[float]) -> Curve:
-    """The curve with the seconds of a decode step's tokens. Of those that were timed the first row of an expert took as
-    long as a single token's, and each further one as much as the rest says."""
+    """The curve with the seconds of a decode step. From the timed independent tokens follow the seconds of an expert's
+    first row (as of a single token) and of each further row; the step has fewer first rows."""
     n = step.n_tokens
     if n == 1 or mul_mat.op != "MUL_MAT_ID" or curve[0][0] > 1:
         return curve
@@ -132,7 +132,7 @@ class NonMatmulCurves:
     """Seconds of a layer's non-matmul work on one device."""
 
     by_tokens: Mapping[int, Curve]  # n_tokens -> ((positions in the KV cache, seconds per layer), ...)
-    stepped: bool  # the time is that of whole steps of KV_STEP, masked or not
+    stepped: bool  # whether the time grows in steps of KV_STEP positions, as without flash attention
 
     def seconds(self, n_tokens: int, n_kv: int) -> float:
         """Linear in n_tokens and in depth between measured points."""
@@ -147,10 +147,10 @@ NonMatmulIndex = Mapping[str, NonMatmulCurves]
 
 
 def index_non_matmul(profile: Profile) -> NonMatmulIndex:
-    """Index the non-matmul work with flash attention on each device that has it, else without (attention.with_attention
-    leaves one).
+    """Curves of non-matmul work by device: with flash attention if the profile has it, else without
+    (attention.with_attention keeps one mode).
 
-    Flash attention takes time for what a token sees, without it attention goes through all that it is shown.
+    With flash attention the time depends on the positions that a token sees; without it on the whole cache, in steps.
     """
     index = {}
     for device in {case.device for case in profile.rest}:
@@ -166,20 +166,20 @@ def index_non_matmul(profile: Profile) -> NonMatmulIndex:
 
 
 def non_matmul_seconds(index: NonMatmulIndex, device: str, passes: Sequence[Pass]) -> float:
-    """Seconds of one layer's other nodes over `passes`. Zero where the profile has none."""
+    """Seconds of one layer's non-matmul work over `passes`; 0 if the profile has none."""
     curves = index.get(device)
     return sum(p.count * curves.seconds(p.n_tokens, p.n_kv) for p in passes) if curves else 0.0
 
 
 def non_matmul_of(index: NonMatmulIndex, device: str, passes: Sequence[Pass]) -> tuple[float, float]:
-    """(CPU, device) seconds of one layer's other nodes; the device's fall back to the CPU's where it was not timed."""
+    """(CPU, device) seconds of one layer's non-matmul work; the device's are the CPU's if it was not timed."""
     on_cpu = non_matmul_seconds(index, CPU_DEVICE, passes)
     return on_cpu, (non_matmul_seconds(index, device, passes) if device in index else on_cpu)
 
 
 def interpolate_depth(points: Curve, n_kv: int) -> float:
-    """Linear in KV depth through the measured depths, extrapolated with the outer slopes (attention is affine in
-    depth); below the first depth never less than in proportion to depth."""
+    """Seconds at a KV depth: linear between measured depths, and extrapolated with the outer slopes (attention is
+    affine in depth); below the first depth at least proportional to depth."""
     if len(points) == 1:
         return points[0][1]
     below = [i for i in range(len(points) - 1) if points[i][0] <= n_kv]

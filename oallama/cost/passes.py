@@ -9,24 +9,24 @@ from oallama.core.types import Workload
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward pass: n_tokens computed at once while n_kv tokens are in the cache, its own among them; `count`
-    times, a fraction where several tokens come of one pass."""
+    """Equal forward passes: n_tokens tokens at once, with n_kv tokens in the cache including them; `count` passes, a
+    fraction if a pass yields several tokens."""
 
     n_tokens: int
     n_kv: int
     count: float
     n_outputs: int = 1  # tokens whose logits are wanted: the last of a prompt, each generated one
-    n_drafts: int = 0  # times that the output runs besides, each for n_tokens / (n_drafts + 1) tokens, by MTP
+    n_drafts: int = 0  # further runs of the output for MTP drafts, each over n_tokens / (n_drafts + 1) tokens
 
 
 def mean_depth(workload: Workload) -> int:
-    """Tokens that a generated one sees on average."""
+    """Mean number of tokens that a generated token sees."""
     return workload.n_past + workload.n_prompt + max(1, workload.n_gen) // 2
 
 
 def passes(workload: Workload, phase: str) -> tuple[Pass, ...]:
-    """The forward passes that a phase counts: `decode` what one token takes at the mean depth, `prefill` the whole
-    prompt in micro-batches of n_ubatch, `mixed` the prompt and n_gen tokens."""
+    """The forward passes of a phase: `decode` one token at the mean depth, `prefill` the whole prompt in micro-batches
+    of n_ubatch, `mixed` the prompt and n_gen tokens."""
     if phase == "decode":
         return (decode_pass(workload),)
     prompt = passes_at(workload.n_past, workload.n_prompt, 0, workload.n_ubatch)
@@ -34,14 +34,14 @@ def passes(workload: Workload, phase: str) -> tuple[Pass, ...]:
 
 
 def decode_pass(workload: Workload, n_gen: int = 1) -> Pass:
-    """The pass of a decode step, as often as n_gen tokens of each answer take."""
+    """The pass of a decode step, `count` times for n_gen tokens of each answer."""
     step = workload.step
     n_drafts = step.n_draft if step.shares_output else 0
     return Pass(step.n_tokens, mean_depth(workload), n_gen / step.n_yielded, step.n_tokens, n_drafts)
 
 
 def passes_at(n_past: int, n_prompt: int, n_gen: int, n_ubatch: int) -> tuple[Pass, ...]:
-    """The forward passes of a prompt and a generation behind n_past tokens that are in the cache already."""
+    """The forward passes of a prompt and a generation after n_past tokens that are in the cache."""
     found = []
     done = 0
     while done < n_prompt:

@@ -1,9 +1,9 @@
 """Predicted seconds of whole operators where several devices have a range of layers each. Pure.
 
-llama.cpp gives the layers from first_device_layer on to its devices in their order (`-ts`), so each has one range.
-Within it the price is that of one device (cost/whole.py); where a range ends, one activation is copied to the next
-device. The layers before are the host's. Of a large batch the first device computes what the host has plain, whichever
-device its layer is on, and what lies between these and has no weights: copies of the residual stream are not counted.
+llama.cpp gives the layers from first_device_layer on to its devices in their order (`-ts`), so each has one range; the
+layers before are on the host. A range is priced as on one device (cost/whole.py); at its end one activation is copied
+to the next device. In large batches the first device computes all offloaded host weights, whatever device their layer
+is on, and the nodes without weights between them; copies of the residual stream are not counted then.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from oallama.cost.whole import Costs, transfer_seconds
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
-    """Prices on one of several devices. entered: a copy to it from each device before it. is_remote: it is another
-    machine, which has whole layers only, so that a token crosses the network once."""
+    """Prices on one of several devices. entered: fit of a copy to it from each earlier device. is_remote: on another
+    machine; then it has whole layers only, so that a token is sent over the network once."""
 
     costs: Costs
     entered: tuple[LinearFit, ...]
@@ -33,10 +33,10 @@ def ranges_seconds(
     devices: Sequence[DeviceCosts], device_layers: Sequence[int], on_device: Sequence[bool], first_device_layer: int,
     sliced_s: Mapping[int, float] = NO_SLICES,
 ) -> float:  # fmt: skip
-    """Predicted total seconds of all passes. device_layers: how many layers each device has, the output counted as one
-    behind the last; their sum is that of the layers from first_device_layer on. on_device: whether an operator is on
-    its layer's device. sliced_s: of the ranges, by their device, that have slices: what those take (cost/slices.py),
-    with the host's layers where they are the first."""
+    """Predicted total seconds of all passes. device_layers: number of layers of each device, the output counted as one
+    layer; they add up to the layers from first_device_layer on. on_device: whether an operator is on its layer's
+    device. sliced_s: seconds of ranges with slices (cost/slices.py), by device; the first range includes the host's
+    layers."""
     total, begin, last = 0.0, first_device_layer, None
     graph = devices[0].costs.graph
     for number, (device, n_layers) in enumerate(zip(devices, device_layers, strict=True)):
@@ -55,7 +55,7 @@ def ranges_seconds(
 
 
 def range_seconds(costs: Costs, begin: int, end: int, on_device: Sequence[bool], from_host: bool) -> float:
-    """Seconds of the layers [begin, end) of a device, and, from_host, of those before, which are the host's."""
+    """Seconds of the layers [begin, end) on a device; with from_host also of all layers before, on the host."""
     window = (0 if from_host else begin, end)
     first, last = costs.graph.operators_of(window)
     n_run = costs.graph.n_run
@@ -66,7 +66,7 @@ def range_seconds(costs: Costs, begin: int, end: int, on_device: Sequence[bool],
 
 
 def entry_seconds(device: DeviceCosts, last: int, layer: int) -> float:
-    """Seconds of copies of what the layer reads, from the device `last`, which has the one before."""
+    """Seconds to copy a layer's input from device `last`, which has the layer before."""
     before, link = device.costs.graph.layers[layer].before, device.entered[last]
     assert before is not None, "there is a layer before"
     tokens = ((p.count, p.n_outputs if before.outputs_only else p.n_tokens) for p in device.costs.passes)

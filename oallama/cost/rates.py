@@ -1,12 +1,11 @@
 """Costs of copies, of device copies and of contention, from a profile.
 
-One device copy of activations costs what the profiled link says for its bytes (ScheInfer Eq. 3: t = α + β·bytes); each
-split on the device adds what ggml's scheduler needs beside the two copies, taken from the profiled boundary (one
-excursion host -> device -> host).
+A device copy of activations takes α + β·bytes of the profiled link (ScheInfer Eq. 3). Each split on the device adds the
+time of ggml's scheduler besides the two copies, from the profiled boundary (one round trip host -> device -> host).
 
-CPU and link share the DRAM (B_cc + B_cg <= B_dram), so what they leave each other depends on the bytes that a kernel
-reads for each token, and is measured by batch size. A device whose driver or memory is the host's takes from the CPU as
-well.
+CPU and link share the DRAM (B_cc + B_cg <= B_dram). How much they slow each other down depends on the bytes that a
+kernel reads per token, so it is measured by batch size. A device whose driver or memory is the host's also slows down
+the CPU.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ class TransferRates:
     copy_in: LinearFit
     copy_out: LinearFit
     split_s: float
-    launch_issue_s: float = 0.0  # of split_s, what passes before the thread that launches can go on
+    launch_issue_s: float = 0.0  # the part of split_s for which the launching thread is busy
 
     @property
     def launch_s(self) -> float:
-        """Seconds from the moment that the launching thread goes on until the device computes."""
+        """Seconds from the end of the launching call until the device computes."""
         return max(0.0, self.split_s - self.launch_issue_s)
 
     def seconds(self, moved: DeviceCopies, n_tokens: int, n_outputs: int) -> float:
-        """One pass over n_tokens, of which n_outputs give logits."""
+        """Seconds of these copies in one pass over n_tokens tokens, n_outputs of which give logits."""
         return (
             moved.device_splits * self.split_s
             + moved.copies_in * self.copy_in.alpha_s
@@ -62,11 +61,11 @@ NO_TRANSFER = TransferRates(LinearFit(0.0, 0.0, 1.0), LinearFit(0.0, 0.0, 1.0), 
 
 
 def transfer_rates(profile: Profile) -> TransferRates:
-    """The rates of a profile; without a device, nothing counts.
+    """The rates of a profile; all 0 without a device.
 
-    Activations cross from and to pinned memory where the device has any: llama.cpp that was told of a device keeps the
-    CPU's activations there, and the split backend goes through staging there. A profile without d2h_pinned is priced as
-    it was measured, in pageable memory.
+    Activations are copied from and to pinned memory if the device has any: llama.cpp keeps the CPU's activations in it
+    if it was given the device, and the split back end stages there. A profile without d2h_pinned is priced as it was
+    measured, in pageable memory.
     """
     if not profile.link:
         return NO_TRANSFER
@@ -83,15 +82,15 @@ def transfer_rates(profile: Profile) -> TransferRates:
 
 
 def between_devices(source: Profile, target: Profile) -> LinearFit:
-    """A copy from one device to another, which ggml makes through pageable host memory."""
+    """The fit of copies from one device to another, which ggml makes through pageable host memory."""
     out, back = source.link["d2h"], target.link.get("h2d_pageable") or target.link["h2d_pinned"]
     return LinearFit(out.alpha_s + back.alpha_s, out.beta_s_per_byte + back.beta_s_per_byte, min(out.r2, back.r2))
 
 
 def weight_stream(profile: Profile, mapped: bool = True) -> LinearFit | None:
-    """The link llama.cpp streams plain host weights over for large batches. A mapped file is pageable memory; where it
-    is read instead (beside weights of the split back end), weights lie in the device's pinned memory if it has any.
-    None for devices that take no such work (ggml's RPC and CPU devices have no offload_op)."""
+    """The link over which llama.cpp offloads plain host weights in large batches. A mapped file is pageable memory; if
+    the file is read instead (with split operators), weights are in the device's pinned memory if it has any. None for
+    devices without offload (ggml's RPC and CPU devices have no offload_op)."""
     if profile.fingerprint.get("device_backend") in (None, "RPC", "CPU"):
         return None
     pinned = None if mapped or not profile.is_pinned else profile.link.get("h2d_pinned")
@@ -99,13 +98,13 @@ def weight_stream(profile: Profile, mapped: bool = True) -> LinearFit | None:
 
 
 ONE_QUEUE = 0.5
-"""Share of a copy on another stream that a result waits for, from which on all streams are taken as one queue."""
+"""If a result waits for at least this share of a copy on another stream, all streams are modelled as one queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """Shares of the speed alone that are left, 0..1. one_queue: the device computes nothing while a copy that was asked
-    for before is under way, and a wait for the device is one for all copies."""
+    """Speeds of concurrent work relative to the speed alone, 0..1. one_queue: the device does not compute during copies
+    that were requested before, and a wait for the device is a wait for all copies."""
 
     cpu_with_device: float = 1.0
     device_with_cpu: float = 1.0
@@ -114,8 +113,8 @@ class Interference:
     device_with_link: float = 1.0
     link_with_device: float = 1.0
     one_queue: bool = False
-    speeds: tuple[tuple[float, float, float], ...] = field(init=False, compare=False, repr=False)  # of CPU, link and
-    # device, as shares of what each does alone, by those that are busy: 1 the CPU, 2 the link, 4 the device, added up
+    speeds: tuple[tuple[float, float, float], ...] = field(init=False, compare=False, repr=False)  # (CPU, link,
+    # device), indexed by a bit mask of the busy ones: 1 CPU, 2 link, 4 device
 
     def __post_init__(self) -> None:
         busy = ((bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))
@@ -136,7 +135,7 @@ class Interference:
 NO_INTERFERENCE = Interference()
 
 InterferenceCurve = tuple[tuple[int, Interference], ...]
-"""Interference by batch size, ascending; empty: nothing was measured, nobody slows anybody down."""
+"""Interference by batch size, ascending; empty: not measured, so no interference."""
 
 _FIELDS: Mapping[tuple[Worker, Worker], tuple[str, str]] = {
     ("cpu", "device"): ("cpu_with_device", "device_with_cpu"),
@@ -147,7 +146,7 @@ _NAMES = tuple(name for pair in _FIELDS.values() for name in pair)
 
 
 def interference_curve(profile: Profile) -> InterferenceCurve:
-    """The interference in a profile. A side that was faster together than alone counts as unaffected."""
+    """The interference in a profile. Work that was faster together than alone counts as unaffected."""
     one_queue = profile.copy_wait is not None and profile.copy_wait >= ONE_QUEUE
     measured: dict[int, dict[str, float]] = {}
     for contention in profile.sharing:
@@ -160,7 +159,7 @@ def interference_curve(profile: Profile) -> InterferenceCurve:
 
 
 def _shares(contention: Contention) -> tuple[float, float]:
-    least = 0.01  # what was starved for as long as it was watched did not stand still for ever
+    least = 0.01  # also for work that made no progress during the measurement
     first = contention.first_with_second_gb_per_s / contention.first_alone_gb_per_s
     second = contention.second_with_first_gb_per_s / contention.second_alone_gb_per_s
     return max(least, min(1.0, first)), max(least, min(1.0, second))
@@ -168,7 +167,7 @@ def _shares(contention: Contention) -> tuple[float, float]:
 
 @cache
 def interference_at(curve: InterferenceCurve, n_tokens: int) -> Interference:
-    """Linear between two batch sizes, constant beyond them."""
+    """Interference at a batch size: linear between measured ones, constant outside them."""
     if not curve:
         return NO_INTERFERENCE
     for (n0, at0), (n1, at1) in pairwise(curve):
@@ -180,91 +179,90 @@ def interference_at(curve: InterferenceCurve, n_tokens: int) -> Interference:
 
 
 JOIN_BYTES = 3 * F32
-"""Bytes of memory that the join moves for each element: it reads both sides' results and writes one."""
+"""Bytes of memory traffic of the join per element: it reads both sides' results and writes one."""
 
 WEIGHT_COPY_BYTES = 256 * KIB
-"""Copies of weights are from here on as large as that. What a line over all sizes makes of them is off by as much as
-caches are faster than memory: on a local RPC worker 64 KiB pass at 20 GB/s, 4 MiB at 2."""
+"""Least size of the copies that are fitted for weights. Smaller ones are faster, as they fit caches: on a local RPC
+worker 64 KiB are copied at 20 GB/s, 4 MiB at 2."""
 
 
 MIN_PIECE_BYTES, MAX_PIECE_BYTES = 64 * KIB, 8 * MIB
 BYTES_PER_WAIT = 32 * MIB
-"""Bytes of weights copied for each activation that waits for a piece; pieces grow with its root only."""
+"""Bytes of weights copied per activation that waits for a piece; pieces grow with its square root."""
 
 
-class DeviceCopy(NamedTuple):
+class CopySeconds(NamedTuple):
     """Seconds to copy a block's inputs and results."""
 
-    send_s: float = 0.0  # of the thread that computes CC
-    join_s: float = 0.0
+    send_s: float = 0.0  # of the thread, before CC
+    join_s: float = 0.0  # of the thread, after CC
     launch_s: float = 0.0  # of the device's graph
-    staged_in_s: float = 0.0  # copies that go on while the thread does
-    staged_out_s: float = 0.0
+    staged_in_s: float = 0.0  # copies to the device for which the thread does not wait
+    staged_out_s: float = 0.0  # copies back for which the thread does not wait
 
 
-NO_DEVICE_COPY = DeviceCopy()
+NO_COPY = CopySeconds()
 
 
 @dataclass(frozen=True, slots=True)
 class SliceRates:
-    """Costs of work on the device, except computing."""
+    """Costs of slices, except computing: copies, launches, joins, contention."""
 
-    weights: LinearFit  # the link that CG is streamed over
-    transfer: TransferRates  # of activations; each step adds launch_issue_s, the first waits for the rest of split_s
-    join_s_per_byte: float  # of memory that the CPU reads or writes
-    blocking: bool = False  # the device does nothing by itself: the thread that computes CC copies and waits first
-    issue: LinearFit | None = None  # for how long a copy to the device holds up that thread; None: not at all
+    weights: LinearFit  # the link over which CG is streamed
+    transfer: TransferRates  # of activations; each step adds launch_issue_s, the first also the rest of split_s
+    join_s_per_byte: float  # per byte of memory that the CPU reads or writes
+    blocking: bool = False  # device calls are synchronous: the thread copies and waits before it computes CC
+    issue: LinearFit | None = None  # seconds of the thread to request a copy to the device; None: 0
     interference: InterferenceCurve = ()
     staged: bool = False  # activations go through pinned memory: the thread does not wait for their copies
-    piece_bytes: int = field(init=False)  # of weights that are asked for at once
+    piece_bytes: int = field(init=False)  # bytes of weights per request
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "piece_bytes", self._best_piece())
 
-    def beside(self, n_tokens: int) -> Interference:
+    def interference_at(self, n_tokens: int) -> Interference:
         """Interference in batches of n_tokens."""
         return interference_at(self.interference, n_tokens)
 
     def _best_piece(self) -> int:
-        """Bytes of weights per copy request.
+        """Bytes of weights per copy request, P.
 
-        A device copies one thing at a time. An activation that comes meanwhile waits for half a piece on average, P/2r
-        at r bytes a second; asking takes the thread a seconds a piece, a B/P for B bytes. P = sqrt(2 a r B) makes the
-        least of the sum.
+        A device makes one copy at a time. An activation waits for half a piece on average: P/2r seconds at r bytes per
+        second. A request takes the thread `a` seconds: a B/P seconds for B bytes. P = sqrt(2 a r B) minimises the sum.
         """
         if not self.issue or not self.weights.beta_s_per_byte:
             return MIN_PIECE_BYTES
         wanted = sqrt(2 * self.issue.alpha_s / self.weights.beta_s_per_byte * BYTES_PER_WAIT)
         return max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, int(wanted) // (4 * KIB) * (4 * KIB)))
 
-    def device_copy(self, n_up: int, n_down: int, joined: float, n_steps: int, n_copies: int = 1) -> DeviceCopy:
-        """Seconds of a device copy with so many bytes up, in so many copies, and down (0: nothing is copied back),
-        joined elements and launches."""
+    def copy_seconds(self, n_up: int, n_down: int, joined: float, n_steps: int, n_copies: int = 1) -> CopySeconds:
+        """Seconds to send n_up bytes in n_copies copies, fetch n_down bytes, join `joined` elements, and launch n_steps
+        graphs."""
         link = self.transfer
         send_s = self.staging_s(n_up, n_copies) + n_steps * link.launch_issue_s
         join_s = joined * JOIN_BYTES * self.join_s_per_byte
         in_s = link.copy_in.seconds(n_up) + (n_copies - 1) * link.copy_in.alpha_s
         out_s = link.copy_out.seconds(n_down) if n_down else 0.0
         if self.staged:
-            return DeviceCopy(send_s, join_s, link.launch_s, in_s, out_s)
-        return DeviceCopy(send_s + in_s, join_s + out_s, link.launch_s)
+            return CopySeconds(send_s, join_s, link.launch_s, in_s, out_s)
+        return CopySeconds(send_s + in_s, join_s + out_s, link.launch_s)
 
     @property
     def issue_s(self) -> float:
-        """Seconds of the thread to ask for a copy that it does not wait for."""
+        """Seconds of the thread to request a copy for which it does not wait."""
         return self.issue.alpha_s if self.staged and self.issue else 0.0
 
     def staging_s(self, n_bytes: float, n_copies: int = 1) -> float:
-        """Seconds of the thread until activations are on their way from pinned memory: it moves them there and asks for
-        them piece by piece. 0 where they are sent from where they are."""
+        """Seconds of the thread to stage activations: it moves them to pinned memory and requests their copies piece by
+        piece. 0 without staging."""
         if not self.staged:
             return 0.0
         return 2 * n_bytes * self.join_s_per_byte + max(n_copies, n_bytes / MIB) * self.issue_s
 
 
 def slice_rates(profile: Profile) -> SliceRates:
-    """CG lies in pinned memory; pageable memory is what is left where the device has none. Raises ProfileError if no
-    link was measured."""
+    """The rates of a profile. CG is in pinned memory if the device has any, else in pageable memory. Raises
+    ProfileError if no link was measured."""
     link, pinned = profile.link, profile.is_pinned
     weights = link.get("h2d_pinned" if pinned else "h2d_pageable") or link.get("h2d_pageable")
     if weights is None:

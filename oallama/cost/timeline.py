@@ -1,17 +1,17 @@
 """When the tasks of sliced blocks begin and end: ScheInfer Eq. 5, from event to event, block by block.
 
-The streams are the thread that computes CC, the device (GG and CG), and the link. The thread sends a block's inputs,
-computes CC while the device runs its steps in order, waits for them, and joins the partial sums. A step waits for its
-launch and for its weights. While two streams are busy they slow each other down as was measured (cost/rates.py). Then
-comes what lies between a block and the next (attention).
+The streams are the thread that computes CC, the device (GG and CG), and the link. Of each block the thread sends the
+inputs, computes CC while the device runs its steps in order, waits for the device, and joins the partial sums. A step
+waits for its launch and for its weights. Busy streams slow each other down by the measured contention (cost/rates.py).
+The inter-block time (attention) follows.
 
-What is streamed of a block lies in one slot of a ring. The thread asks for copies: with prefetch "ahead" those of later
-blocks whenever a block has ended, as many as there are free slots, so that the link works across blocks and during
-attention; with "layer" those of its own block, as the paper does. What only the router knows of is always asked for by
-its own block, and llama.cpp copies the weights of a block that it offloads: before what was asked for ahead. The link's
-work is one number, as copies are made in the order in which they were asked for.
+CG of a block is copied to one slot of a ring. The thread requests the copies: with prefetch "ahead", when a block has
+ended, those of the next blocks, as many as there are free slots, so that the link is busy across blocks and during
+attention; with "layer" those of the present block, as in the paper. Experts that only the router determines are always
+requested by their own block. llama.cpp copies the weights of a block that it offloads before the copies that were
+requested ahead. Copies are made in the order of their requests, so the link's remaining work is one number.
 
-All of it is spans: a price is the end of the last one, `oallama simulate` draws them.
+Every run appends spans. Its price is the end of the last span; `oallama simulate` draws all of them.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from oallama.core.types import StreamSettings
 from oallama.cost.rates import NO_INTERFERENCE, Interference
 
 Span = tuple[Literal["inter-block", "send", "cpu", "gpu", "join", "asked", "link", "copy"], int, float, float, float]
-"""(kind, number of its block, start, end, seconds of copies alone). send and join: the thread's, before and behind CC;
-gpu: a step with its launch, and with copies of activations that the thread does not wait for; asked: when copies of the
-block were asked for; link: copies were made, of whichever block; copy: of this block, which `with_copies` finds from
-these two. A plain tuple, as a search makes many."""
+"""(kind, number of its block, start, end, seconds of copies alone). send, join: of the thread, before and after CC;
+gpu: a step with its launch and with copies of activations that the thread does not wait for; asked: copies of the block
+were requested; link: copies of any block; copy: copies of this block, derived from these two by `with_copies`. A plain
+tuple, since a search makes many."""
 
 DONE_S = 1e-12
-"""Less work than this is rounding error."""
+"""Seconds of work below this are a rounding error."""
 
 
 class DeviceStep(NamedTuple):
-    """Work on the device that may need weights first, seconds."""
+    """A step of the device: GG or CG, seconds."""
 
-    copy_s: float  # 0: its weights are there
+    copy_s: float  # of its weights; 0: they are on the device
     gpu_s: float
-    launch_s: float = 0.0  # before it, on a stream of their own; launches follow one another
+    launch_s: float = 0.0  # of its launch; launches run one after another, beside the steps
 
 
 class BlockTimes(NamedTuple):
-    """Durations of one block's tasks, each as if alone, seconds."""
+    """Durations of one block's tasks without contention, seconds."""
 
-    inter_block_s: float  # from the end of the block before to this one's inputs
-    send_s: float  # on the thread that then computes CC
-    cpu_s: float
+    inter_block_s: float  # from the end of the last block to this one's inputs
+    send_s: float  # of the thread, before CC
+    cpu_s: float  # of CC
     steps: tuple[DeviceStep, ...]
     join_s: float
-    late_s: float = 0.0  # of its copies, those of which nobody knows before the inputs are there
-    issue_s: float = 0.0  # that asking for its copies takes the thread
-    inter_block_cpu_s: float = 0.0  # of inter_block_s, in which the CPU works; the last part of it
+    late_s: float = 0.0  # the part of its copies that is known only once the inputs are there
+    issue_s: float = 0.0  # of the thread, to request its copies
+    inter_block_cpu_s: float = 0.0  # the last part of inter_block_s, in which the CPU works
     interference: Interference = NO_INTERFERENCE
-    wait_s: float = 0.0  # for a device whose calls are synchronous, before CC
-    offloaded: bool = False  # llama.cpp runs it, and copies its weights before it computes: they lie in no slot
+    wait_s: float = 0.0  # of the thread before CC, for a device whose calls are synchronous
+    offloaded: bool = False  # llama.cpp runs it, and first copies its weights, which take no slot
 
     @property
     def copy_s(self) -> float:
@@ -66,11 +66,11 @@ class BlockTimes(NamedTuple):
 
     @property
     def ahead_s(self) -> float:
-        """Seconds of those of its copies that may be asked for before its turn."""
+        """Seconds of the copies that may be requested before its turn."""
         return left(self.copy_s - self.late_s)
 
     def behind(self, inter_block_s: float, inter_block_cpu_s: float) -> BlockTimes:
-        """The same with so much more time before it, in whose last part the CPU works."""
+        """The same block with more inter-block time before it; inter_block_cpu_s: the part in which the CPU works."""
         return self._replace(
             inter_block_s=self.inter_block_s + inter_block_s,
             inter_block_cpu_s=self.inter_block_cpu_s + inter_block_cpu_s,
@@ -78,26 +78,26 @@ class BlockTimes(NamedTuple):
 
 
 def left(seconds: float) -> float:
-    """Treat work below rounding error as zero."""
+    """Remaining work, with rounding errors as zero."""
     return seconds if seconds > DONE_S else 0.0
 
 
 def alone_seconds(block: BlockTimes) -> float:
-    """Seconds of one block without its inter-block time, while nothing is copied for other blocks."""
+    """Seconds of one block without its inter-block time, without copies for other blocks."""
     return _run_block(block, 0, block.copy_s, False, 0.0, 0.0, 0.0, [])[0] + block.join_s
 
 
 def _run_inter_block(
-    inter_block_s: float, cpu_s: float, beside: Interference, link_s: float, now: float, spans: list[Span]
+    inter_block_s: float, cpu_s: float, interference: Interference, link_s: float, now: float, spans: list[Span]
 ) -> tuple[float, float]:
-    """(when a block's inputs are there, work that the link then has left). cpu_s: of inter_block_s, the last part, in
-    which the CPU works. link_s: the link's work at `now`."""
+    """(time at which a block's inputs are there, the link's remaining work then). cpu_s: the last part of
+    inter_block_s, in which the CPU works. link_s: the link's remaining work at `now`."""
     alone_s = inter_block_s - cpu_s
     if link_s:
         link_s = _copy(link_s, alone_s, 1.0, now, spans)
     now += alone_s
     if cpu_s > 0:
-        return _cpu_alone(cpu_s, beside, link_s, now, spans)
+        return _cpu_alone(cpu_s, interference, link_s, now, spans)
     return now, link_s
 
 
@@ -105,15 +105,15 @@ def _run_block(
     block: BlockTimes, number: int, copy_s: float, asked: bool, later_s: float, link_s: float, now: float,
     spans: list[Span],
 ) -> tuple[float, float]:  # fmt: skip
-    """(when both sides of a block are done, work that the link then has left), behind its inter-block time and before
-    the join.
+    """(time at which both sides of a block are done, the link's remaining work then). Begins at `now`, after the
+    inter-block time; ends before the join.
 
-    copy_s: block.copy_s; asked: whether what could be was asked for before it. link_s: the link's work when it begins,
-    at `now`, of which later_s are for blocks behind it.
+    copy_s: block.copy_s; asked: whether its copies were requested ahead. link_s: the link's remaining work at `now`;
+    later_s: the part of it for later blocks.
     """
     send_s, missing_s = block.send_s, min(block.late_s, copy_s) if asked else copy_s
     if missing_s > 0:
-        later_s = min(later_s, link_s)  # some of it may have been copied
+        later_s = min(later_s, link_s)  # a part may be copied already
         link_s, send_s = link_s + missing_s, send_s + block.issue_s * missing_s / copy_s
         spans.append(("asked", number, now, now, missing_s))
     sent = now + send_s
@@ -134,19 +134,21 @@ def _run_block(
 
 
 def _copy(link_s: float, seconds: float, speed: float, now: float, spans: list[Span]) -> float:
-    """The work that the link has left after so many seconds at this speed."""
+    """The link's remaining work after `seconds` at this speed."""
     done_s = min(link_s, seconds * speed)
     spans.append(("link", 0, now, now + done_s / speed, done_s))
     return left(link_s - seconds * speed)
 
 
-def _cpu_alone(cpu_s: float, beside: Interference, link_s: float, now: float, spans: list[Span]) -> tuple[float, float]:
-    """The CPU computes while the device is idle."""
+def _cpu_alone(
+    cpu_s: float, interference: Interference, link_s: float, now: float, spans: list[Span]
+) -> tuple[float, float]:
+    """(time at which the CPU is done, the link's remaining work then), with an idle device."""
     if link_s > 0:
-        together_s = min(cpu_s / beside.cpu_with_link, link_s / beside.link_with_cpu)
-        link_s = _copy(link_s, together_s, beside.link_with_cpu, now, spans)
+        together_s = min(cpu_s / interference.cpu_with_link, link_s / interference.link_with_cpu)
+        link_s = _copy(link_s, together_s, interference.link_with_cpu, now, spans)
         now += together_s
-        cpu_s -= together_s * beside.cpu_with_link
+        cpu_s -= together_s * interference.cpu_with_link
         if cpu_s <= 0:
             return now, link_s
         if link_s:
@@ -157,12 +159,12 @@ def _cpu_alone(cpu_s: float, beside: Interference, link_s: float, now: float, sp
 def _both_sides(
     block: BlockTimes, number: int, behind_s: float, link_s: float, now: float, spans: list[Span]
 ) -> tuple[float, float]:
-    """CC, and the device's steps beside it, until both are done. behind_s: of the link's work, all that is for this
-    block or those behind it."""
+    """Run CC and the device's steps concurrently until both are done; returns as _run_block. behind_s: the part of the
+    link's work that is for this block or later ones."""
     steps, cpu_s, speeds, one_queue = block.steps, block.cpu_s, block.interference.speeds, block.interference.one_queue
     at, step, start = 0, steps[0], now
     launched, gpu_s, began = start + step.launch_s, step.gpu_s, start
-    behind_s -= step.copy_s  # what follows the copy that the step needs
+    behind_s -= step.copy_s  # now: the work after the copy that the step needs
     pending = True
     while pending or cpu_s > 0 or (one_queue and link_s > 0):
         to_arrive_s = 0.0
@@ -234,14 +236,14 @@ MAX_ROUNDS = 40
 
 
 def cycle_seconds(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_rounds: int = MAX_ROUNDS) -> float:
-    """Seconds of one round through the blocks when rounds follow one another without end, as tokens do: copies for the
-    first block then run during the last ones of the round before."""
+    """Steady-state seconds of one round through the blocks, as of one token among many: copies for the first blocks run
+    during the last blocks of the round before."""
     return _cycle(blocks, streaming, max_rounds)[0]
 
 
 def cycle_timeline(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_rounds: int = MAX_ROUNDS) -> list[Span]:
-    """Spans of the last round that cycle_seconds runs, from 0 s; blocks of the next one, which copies may be for, are
-    numbered on. Where rounds do not come out alike it is drawn as long as they are on average."""
+    """Spans of the last round that cycle_seconds runs, from 0 s. Copies may be for blocks of the next round, whose
+    numbers continue. If rounds differ, the last one is stretched to their mean length."""
     seconds, run, start_s = _cycle(blocks, streaming, max_rounds)
     stretch, first = seconds / (run.now - start_s) if run.now > start_s else 1.0, run.number - len(blocks)
     return [
@@ -252,8 +254,8 @@ def cycle_timeline(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_
 
 
 def with_copies(blocks: Sequence[BlockTimes], spans: Sequence[Span]) -> Iterator[Span]:
-    """The spans with one for each block's copy, in place of the link's: copies are made in the order in which they were
-    asked for, and of an offloaded block before all others."""
+    """Replace the link's spans by one span for each block's copy. Copies are made in the order of their requests; those
+    of an offloaded block come first."""
     queue: deque[list[float]] = deque()  # [block, work left, start]
     at = 0.0
     for span in spans:
@@ -279,18 +281,19 @@ def with_copies(blocks: Sequence[BlockTimes], spans: Sequence[Span]) -> Iterator
 
 
 def runs_ahead(blocks: Sequence[BlockTimes], streaming: StreamSettings) -> bool:
-    """Whether copies are asked for before their own block."""
+    """Whether copies are requested before their block's turn."""
     return streaming.prefetch == "ahead" and any(not block.offloaded and block.ahead_s > 0 for block in blocks)
 
 
-SETTLED = 1e-9  # how alike rounds are that are the same
+SETTLED = 1e-9  # relative difference below which two rounds are equal
 
 
 def _cycle(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_rounds: int) -> tuple[float, _Run, float]:
-    """(seconds of a round, what ran, when its last round began).
+    """(steady-state seconds of a round, the run, the time at which its last round began).
 
-    The first round begins with a full ring. Rounds are run until one ends as it began, or two are alike. Where the link
-    is too slow each leaves it with more to do, which the thread will have to wait for once the ring has run empty.
+    The first round begins with a full ring. Runs rounds until one ends in the state in which it began, or two in a row
+    are equal. If the link is too slow, each round adds to its remaining work; that work is added to the round's
+    seconds, since the thread waits for it once the ring is empty.
     """
     run = _Run(blocks, streaming, None)
     if not run.ahead:
@@ -310,8 +313,8 @@ def _cycle(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_rounds: 
 def own_cycle_seconds(
     block: BlockTimes, inter_block_s: float, inter_block_cpu_s: float, streaming: StreamSettings
 ) -> float:
-    """cycle_seconds of one block that runs ahead, behind this inter-block time. A search asks for thousands of these,
-    and with a ring that is always full they take half the time."""
+    """cycle_seconds of one block whose copies run ahead, after this inter-block time. Assumes that the ring is always
+    full, which makes it twice as fast: a search calls it thousands of times."""
     copy_s, spans = block.copy_s, list[Span]()
     ahead_s = left(copy_s - block.late_s)
     after_s = block.issue_s * ahead_s / copy_s + block.join_s
@@ -327,16 +330,16 @@ def own_cycle_seconds(
 
 
 class _Rounds:
-    """Rounds of one and the same, until it is known what each takes in the long run."""
+    """Detects when rounds are steady."""
 
     def __init__(self, most: int) -> None:
-        self.last: float | None = None  # seconds of a round, once known
+        self.last: float | None = None  # steady-state seconds of a round; None: not known yet
         self._most = most
-        self._ran: list[tuple[float, float]] = []  # (seconds, work that it added to the link's)
+        self._ran: list[tuple[float, float]] = []  # (seconds, work added to the link's)
         self._total_s = 0.0
 
     def add(self, seconds: float, added_s: float, same_ring: bool) -> None:
-        """same_ring: whether as much was asked for ahead when it ended as when it began."""
+        """Add a round. same_ring: whether the ring was in the same state at its end as at its begin."""
         self._total_s += seconds
         ran, near = self._ran, SETTLED * self._total_s
         if (same_ring and abs(added_s) <= near) or (
@@ -351,30 +354,29 @@ class _Rounds:
 
 
 class _Run:
-    """The state of the streams at `now`, which only moves forward. The link's work is one number, as copies are made in
-    the order in which they were asked for."""
+    """The state of the streams at `now`, which only moves forward."""
 
     def __init__(self, blocks: Sequence[BlockTimes], streaming: StreamSettings, end: int | None) -> None:
-        """end: blocks after which nothing follows; None: rounds follow one another without end."""
+        """end: number of blocks to run; None: rounds repeat without end."""
         self.now = 0.0
         self.spans: list[Span] = []
-        self.link_s = 0.0  # work of all copies that were asked for and are not done
-        self.number = 0  # of the next block, over all rounds
+        self.link_s = 0.0  # work of all requested copies that are not done
+        self.number = 0  # of the next block, counted over all rounds
         self._blocks = blocks
         self._copies = [0.0 if block.offloaded else block.copy_s for block in blocks]  # into the ring
         self._ahead = [0.0 if block.offloaded else block.ahead_s for block in blocks]
         self.ahead = streaming.prefetch == "ahead" and any(self._ahead)
         self._n_slots = streaming.n_slots
         self._end = end
-        self._asked = 0  # blocks whose copies were asked for, if they have any
-        self._held = 0  # slots
-        self._later_s = 0.0  # work of copies for blocks behind the present one
+        self._asked = 0  # number of blocks whose copies were requested, counted over all rounds
+        self._held = 0  # slots in use
+        self._later_s = 0.0  # work of copies for blocks after the present one
         if self.ahead:
             self._ask_ahead()
 
     def fill_ring(self) -> None:
-        """What was asked for has arrived; but of a block that follows itself, what it asked for at its end is under
-        way, as in most rounds."""
+        """Mark all requested copies as done. With a single block, which follows itself, the copy that it requested at
+        its end is still under way, as in most rounds."""
         self.link_s = 0.0
         self.spans.clear()
         if len(self._blocks) == 1:
@@ -414,7 +416,7 @@ class _Run:
         spans.append(("join", number, now, self.now, 0.0))
 
     def _ask_ahead(self) -> float:
-        """Request copies for later blocks; returns the time that this takes the thread."""
+        """Request copies for later blocks; returns the seconds that this takes the thread."""
         held_s = 0.0
         n = len(self._blocks)
         while self._held < self._n_slots and (self._end is None or self._asked < self._end):
@@ -429,4 +431,4 @@ class _Run:
                 held_s += self._blocks[index].issue_s * ahead_s / copy_s
                 self.spans.append(("asked", self._asked, self.now, self.now, ahead_s))
             self._asked += 1
-        return held_s if self.number else 0.0  # the first are asked for while whatever came before was computed
+        return held_s if self.number else 0.0  # the first requests are made before the first block begins

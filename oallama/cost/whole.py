@@ -1,14 +1,14 @@
 """Predicted seconds of a placement of whole operators.
 
-ggml runs the splits of a graph one after another, so a forward pass takes the sum of its operators where they are, of
-what is no operator in each layer, and of the device copies. Sliced blocks are priced in cost/slices.py. For the device
-copies they are where their inputs and outputs are: in host memory, or on the device with their neighbours
+ggml runs the splits of a graph one after another, so the seconds of a forward pass are a sum: operators where they are
+placed, each layer's non-matmul work, and device copies. Sliced blocks are priced in cost/slices.py; for device copies
+they count as where their inputs and outputs are: in host memory, or on the device with their neighbours
 (cost/blocks.py, `residents`).
 
-llama.cpp computes a large batch of a layer that it keeps on the host on the device: it streams plain weights there one
-by one. The nodes between mul-mats have no weights, and ggml's scheduler gives those to the device of their neighbours:
-norms, attention and the rest run there too. Only the KV write stays, because the layer's cache is in host memory: new
-keys and values come back, and attention has the whole cache copied to the device, in every micro-batch.
+Offload: llama.cpp computes large batches of a host layer on the device, to which it streams plain weights one by one.
+ggml's scheduler then gives the nodes between mul-mats (norms, attention and others) to the device of their neighbours.
+Only the KV write stays on the host, where the layer's cache is: in every micro-batch new keys and values are copied
+back, and the whole cache is copied to the device for attention.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from oallama.cost.passes import Pass
 from oallama.cost.rates import TransferRates, transfer_rates, weight_stream
 
 OFFLOAD_MIN_TOKENS = 32
-"""From this batch size on llama.cpp streams a host weight to the device and computes there."""
+"""Smallest batch for which llama.cpp streams a host weight to the device and computes there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class OperatorCost:
     """An operator's seconds over a phase on either side; `t_gpu_s` is None if the device cannot compute it."""
 
     bytes: int
-    t_cpu_s: float  # T_c, in the fastest layout
+    t_cpu_s: float  # T_c, with the weight in host memory
     t_gpu_s: float | None  # T_g
-    layout: str  # CPU layout that gave t_cpu_s
-    streamed_s: float = 0.0  # of t_cpu_s: the weight is copied to the device, which computes for the rest of that pass
+    layout: str  # CPU layout of t_cpu_s
+    streamed_s: float = 0.0  # the part of t_cpu_s in which llama.cpp copies the weight to the device (offload)
 
 
 def operator_cost(
@@ -49,12 +49,11 @@ def operator_cost(
     stream: LinearFit | None = None,
     layout: str | None = None,
 ) -> OperatorCost:
-    """T_c in this CPU layout, or None: in the one that is fastest over `over`; and T_g.
+    """T_c and T_g over the passes `over`. layout: the CPU layout of T_c; None: the fastest.
 
-    stream: the link over which llama.cpp streams plain host weights to this device for large batches, one after another
-    with the computation, of experts those that are used; None if the device does not take them. Repacked weights are
-    never streamed.
-    Raises ProfileError if the CPU never measured this operator's shape.
+    stream: the link over which llama.cpp offloads plain host weights to the device in large batches (used experts only;
+    copies and computing alternate); None if the device takes none. Repacked weights are never offloaded.
+    Raises ProfileError if this operator's shape was not measured on the CPU.
     """
     gpu = kernels.on_device(operator)
     timed = []
@@ -86,9 +85,9 @@ def operator_costs(
     stream: LinearFit | None = None,
     layouts: Sequence[str] | None = None,
 ) -> tuple[OperatorCost, ...]:
-    """operator_cost of each operator, equal ones computed once; those behind the last layer's attention over the tokens
-    whose logits are wanted, and the output also over the drafts of the model's own last block. layouts: of each; None:
-    the fastest."""
+    """operator_cost of each operator; equal ones are computed once. Operators after the last layer's attention only
+    compute tokens whose logits are wanted; the output also computes the drafts of the model's MTP block. layouts: of
+    each operator; None: the fastest."""
     output_passes = [replace(p, n_tokens=p.n_outputs) for p in over if p.n_outputs]
     drafting = [
         replace(p, n_tokens=p.n_tokens // (p.n_drafts + 1), count=p.count * p.n_drafts) for p in over if p.n_drafts
@@ -111,22 +110,22 @@ KEYS_AND_VALUES = 2
 
 @dataclass(frozen=True, slots=True)
 class HostCache:
-    """The KV cache of one layer in host memory, and the link that attention on the device reaches it over."""
+    """The KV cache of one layer in host memory, and the link over which attention on the device reads it."""
 
     upload: LinearFit
     download: LinearFit
     bytes_per_position: float
 
     def seconds(self, n_tokens: int, n_kv: int) -> float:
-        """Seconds of copies of one layer in one pass: the cache to the device, new positions back."""
+        """Seconds of copies for one layer in one pass: the cache to the device, new positions back."""
         to_device = KEYS_AND_VALUES * self.upload.alpha_s + n_kv * self.bytes_per_position * self.upload.beta_s_per_byte
         back = KEYS_AND_VALUES * self.download.alpha_s
         return to_device + back + n_tokens * self.bytes_per_position * self.download.beta_s_per_byte
 
 
 def host_cache(profile: Profile) -> HostCache | None:
-    """The KV cache on the host as the device reads it; None if the device takes no work from the host, or the profile
-    does not say how large the cache is."""
+    """The KV cache on the host as the device reads it; None if llama.cpp does not offload to the device, or the profile
+    has no attention, whose shape gives the cache's size."""
     stream = weight_stream(profile)
     if stream is None or not profile.rest:
         return None
@@ -141,14 +140,14 @@ def cache_bytes(shape: NonMatmulShape) -> float:
 
 
 def takes_attention(operators: Sequence[Operator], costs: Sequence[OperatorCost]) -> bool:
-    """Whether the mul-mats around attention are offloaded, and so take it along: where the host keeps them plain."""
+    """Whether attention of host layers is offloaded: if all mul-mats around it are, as the host keeps them plain."""
     around = [c for o, c in zip(operators, costs, strict=True) if o.role.startswith("attn_")]
     return bool(around) and all(c.layout == PLAIN_LAYOUT and c.t_gpu_s is not None for c in around)
 
 
 def offloaded(operators: Sequence[Operator], costs: Sequence[OperatorCost], n_run: int) -> tuple[bool, ...]:
-    """Which operators llama.cpp computes on the device in a large batch though the host has them. What sees only the
-    tokens whose logits are wanted never has a large batch."""
+    """Which host operators llama.cpp offloads in large batches. Operators that only compute tokens whose logits are
+    wanted never have a large batch."""
     return tuple(
         c.layout == PLAIN_LAYOUT and c.t_gpu_s is not None and not computes_outputs_only(o, n_run)
         for o, c in zip(operators, costs, strict=True)
@@ -158,7 +157,7 @@ def offloaded(operators: Sequence[Operator], costs: Sequence[OperatorCost], n_ru
 def non_matmul_with_offload(
     index: NonMatmulIndex, device: str, passes: Sequence[Pass], cache: HostCache | None
 ) -> tuple[float, float]:
-    """(host's, device's) seconds of one layer's other nodes; cache: None if nothing is offloaded."""
+    """(seconds on the host, on the device) of one layer's non-matmul work. cache: None if nothing is offloaded."""
     on_cpu, on_device = non_matmul_of(index, device, passes)
     if cache is None or device not in index:
         return on_cpu, on_device
@@ -170,21 +169,19 @@ def non_matmul_with_offload(
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Prices of operators and device copies over a fixed list of forward passes."""
+    """Prices of operators, non-matmul work and device copies over a fixed list of forward passes."""
 
     operators: tuple[OperatorCost, ...]
     graph: Graph
     rates: TransferRates
     passes: tuple[Pass, ...]
-    non_matmul_cpu_s: float  # of one layer on the host over `passes`, without weight-bearing mul-mats
+    non_matmul_cpu_s: float  # of one layer on the host over `passes`
     non_matmul_device_s: float
-    offloaded: tuple[bool, ...] = ()  # for each operator, whether llama.cpp computes it on the device in large batches
-    # though the host has it; (): none
-    to_first: TransferRates | None = None  # of several devices that is the first, and this one is behind it: rates of
-    # copies between the two
+    offloaded: tuple[bool, ...] = ()  # for each operator, whether llama.cpp offloads it in large batches; (): none
+    to_first: TransferRates | None = None  # on a later device of several: rates of copies between the first and this
     sides_s: tuple[tuple[float, float], ...] = field(init=False, compare=False, repr=False)  # (T_c, T_g or infinite)
-    large: tuple[Pass, ...] = field(init=False, compare=False, repr=False)  # passes, for which it does
-    small: tuple[Pass, ...] = field(init=False, compare=False, repr=False)
+    large: tuple[Pass, ...] = field(init=False, compare=False, repr=False)  # passes that are offloaded
+    small: tuple[Pass, ...] = field(init=False, compare=False, repr=False)  # the other passes
 
     def __post_init__(self) -> None:
         sides = ((cost.t_cpu_s, inf if cost.t_gpu_s is None else cost.t_gpu_s) for cost in self.operators)
@@ -194,25 +191,24 @@ class Costs:
         object.__setattr__(self, "small", tuple(p for p in self.passes if p not in large))
 
     def non_matmul_seconds(self, first_device_layer: int) -> float:
-        """Seconds of the non-matmul work of all layers that run. Layers from first_device_layer on are on the
-        device."""
+        """Seconds of the non-matmul work of all layers; that of layers from first_device_layer on is on the device."""
         n_layers = self.graph.n_computed
         n_device_layers = max(0, n_layers - first_device_layer)
         return n_device_layers * self.non_matmul_device_s + (n_layers - n_device_layers) * self.non_matmul_cpu_s
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """Layout in which the host holds each operator."""
+        """The host layout of each operator."""
         return tuple(cost.layout for cost in self.operators)
 
 
 def placement_seconds(
     costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int] = ()
 ) -> float:
-    """Predicted total seconds of all passes under a placement.
+    """Predicted total seconds of all passes under a placement of whole operators.
 
-    on_device: one entry per operator, in the order of costs.operators. first_device_layer as in graph.device_copies.
-    sliced: operators that take no time here, as their blocks are priced elsewhere.
+    on_device: one entry per operator, in the order of costs.operators. first_device_layer: as in graph.device_copies.
+    sliced: operators whose blocks are priced in cost/slices.py; they add no time here.
     """
     seconds: Iterable[float] = map(getitem, costs.sides_s, on_device)
     if sliced:
@@ -231,9 +227,9 @@ def transfer_seconds(
     window: tuple[int, int] | None = None,
     sliced: Collection[int] = (),
 ) -> float:
-    """Seconds of device copies over all passes, between the layers of the window (None: all). What is offloaded in a
-    large batch is on the device there, and takes norms and attention along; slices are the split backend's, which
-    nobody offloads. What another device computes is not on this one, but crosses to that one and back."""
+    """Seconds of device copies over all passes, in the layers of the window (None: all). In large batches offloaded
+    operators count as on the device, with norms and attention; sliced ones are never offloaded. On a later device of
+    several, operators are offloaded to the first device, and their inputs and results are copied there and back."""
     if costs.to_first is not None:
         moved = device_copies(costs.graph, on_device, first_device_layer, window)
         first, last = (0, len(on_device)) if window is None else costs.graph.operators_of(window)
@@ -255,7 +251,7 @@ def transfer_seconds(
 
 
 def cpu_seconds(costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int]) -> float:
-    """The CPU's part of placement_seconds."""
+    """The CPU's part of placement_seconds, without device copies."""
     n_layers = min(costs.graph.n_computed, first_device_layer)
     seconds = (
         cost.t_cpu_s

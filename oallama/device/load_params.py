@@ -25,7 +25,7 @@ class LoadSettings:
     """Settings of one load of llama.cpp: model, context and placement. Hashable; counts are tokens.
 
     host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, a device's name for
-    those that --fit puts there, SPLIT_LAYOUT for those of the split backend (plan/patterns.py). split_texts: those
+    those that --fit puts there, SPLIT_LAYOUT for those of the split back end (plan/patterns.py). split_texts: those
     weights by device, for a load without their plan (plan/plugin_text.py). n_threads 0: one per physical core.
     no_repack: weights that no pattern is for stay plain, as --no-repack has it. n_outputs: tokens of a batch whose
     logits are wanted at once, for which llama.cpp reserves memory; 0: all. n_slots: requests at once. n_drafts: that
@@ -64,7 +64,7 @@ class ModelParams:
     and the memory they point to.
 
     devices: ggml_backend_dev_t of those that may be used. llama.cpp is told of them only where layers go there, or
-    settings.stock says so: the split backend uses its one by itself, and llama.cpp would keep a compute buffer on it
+    settings.stock says so: the split back end uses its one by itself, and llama.cpp would keep a compute buffer on it
     for nothing. split_buft: the split plan's buffer type; 0: plain host memory takes its place, which
     llama.cpp would stream to a device that takes large batches. Raises BridgeError for a layout that this CPU does not
     have.

@@ -168,5 +168,5 @@ def local_gpus(devices: list[DeviceInfo]) -> list[DeviceInfo]:
 
 
 def _holds_weights(info: DeviceInfo) -> bool:
-    """Whether a plan may name it: not the CPU, nor the split backend, which computes on the CPU and on another."""
+    """Whether a plan may name it: not the CPU, nor the split back end, which computes on the CPU and on another."""
     return info.type != "CPU" and info.backend != SPLIT_BACKEND

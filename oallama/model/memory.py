@@ -70,7 +70,7 @@ def held_bytes(buffers: Iterable[BufferBytes]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class NoAllocResult:
-    """Memory that a load would take of llama.cpp. Weights of the split backend count as host memory with all their
+    """Memory that a load would take of llama.cpp. Weights of the split back end count as host memory with all their
     bytes: the plan says what of them lies on the device, and what the backend computes in. free_of: bytes that were
     free on each device of several, by its name in ggml, in their order; {}: there is one."""
 
@@ -321,7 +321,7 @@ def _prepare() -> None:
 
 
 def _plan_text(settings: LoadSettings, device: OpenDevice) -> str:
-    """The split backend's plan with the names of the devices that blocks live on, where there are any."""
+    """The split back end's plan with the names of the devices that blocks live on, where there are any."""
     first, *others = settings.split_texts
     if not device.names:
         return "".join((first, *others))

@@ -1,6 +1,6 @@
 """Plans and predictions for a model on described, unmeasured machines.
 
-no_alloc loads on the CPU say what llama.cpp takes there, attention on as it chooses where a GPU has it.
+Memory is estimated from no_alloc loads on the CPU, with flash attention on, as llama.cpp chooses with a GPU.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def plan_for(
 def alone_and_beside(
     placer: ModelOnDevice, rows: Sequence[tuple[Card, ...]], workload: Workload, policy: str = AUTO
 ) -> tuple[VerifiedPlan, Iterator[WhatIf]]:
-    """Predict this machine by itself, and with the cards of each row, one after the other. policy: makes the plans that
-    are compared with stock llama.cpp's. The placer must have no device.
+    """Yield predictions for this machine without a card, then with the cards of each row. policy: of the plans that are
+    compared with stock llama.cpp's. The placer must have no device.
 
     Raises UsageError, ProfileError, and what a no_alloc load raises.
     """
@@ -93,7 +93,8 @@ def alone_and_beside(
 def beside_each(
     placer: ModelOnDevice, of_cpu: Problem, rows: Sequence[tuple[Card, ...]], workload: Workload, policy: str
 ) -> Iterator[WhatIf]:
-    """Predict each row's cards, with all their memory, beside this machine's CPU. of_cpu: the CPU's problem."""
+    """Yield predictions for each row's cards, with all their memory, and this machine's CPU. of_cpu: the CPU's
+    problem."""
     model, operators = placer.model, placer.operators
     host = _on_host(placer, workload)
 

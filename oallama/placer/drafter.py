@@ -1,4 +1,4 @@
-"""Drafters, a draft model or the model's own last block: their memory, their time, and how many drafts pay."""
+"""Drafters (a draft model, or the model's own last block): their memory, their time, and the best number of drafts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FIRST_COMPARED_TOKEN = 5  # those before may be called otherwise
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The placement that a drafter works beside. block: whether the model's last block is on the device."""
+    """The placement of the model for which a drafter works. block: whether the model's last block is on the device."""
 
     attention: Attention
     block: bool
@@ -52,7 +52,7 @@ class Drafter(Protocol):
 
     @property
     def identity(self) -> str:
-        """The same for drafters that draft alike."""
+        """Equal for drafters that make equal drafts."""
 
     @property
     def name(self) -> str:
@@ -60,20 +60,20 @@ class Drafter(Protocol):
 
     @property
     def acceptance(self) -> Acceptance:
-        """What is known of its drafts."""
+        """Recorded acceptance of its drafts."""
 
     def reserves(self, workload: Workload, attention: Attention) -> int:
-        """Bytes of the device that plans beside it must leave free."""
+        """Device bytes that plans must leave free for it."""
 
     def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
-        """The decode step that drafts of these acceptance rates make."""
+        """The decode step with drafts of these acceptance rates."""
 
     def draft(self, plan: Plan, accepted: Sequence[float]) -> Draft:
-        """The drafts in a plan's terms, one for each acceptance rate. Raises what a no_alloc load raises."""
+        """The Draft of a plan, with one draft per acceptance rate. Raises what a no_alloc load raises."""
 
 
 class DraftModel:
-    """A draft model on the device of a placer, whole; on the CPU where there is no device."""
+    """A draft model, whole on the device of a placer, or on the CPU without a device."""
 
     most_drafts = len(PUBLISHED)
 
@@ -107,8 +107,8 @@ class DraftModel:
         return _whole(self.placer, self._on_device)
 
     def needs(self, workload: Workload, attention: Attention) -> tuple[int, int]:
-        """Bytes of the host and of the device that it takes beside the model's context. workload, attention: of
-        the model. Raises what a no_alloc load raises."""
+        """(host bytes, device bytes) of the draft model. workload, attention: the model's. Raises what a no_alloc load
+        raises."""
         context = Workload(1, 1, workload.n_ctx, workload.n_ubatch, step=DecodeStep(n_slots=workload.step.n_slots))
         attention = Attention(attention.flash_attn)  # llama-server keeps the draft model's KV cache in F16
         on_host, on_device = self.placer.no_alloc_loads.sides(context, self._placed, attention)
@@ -125,8 +125,8 @@ class DraftModel:
         return Draft("draft-simple", len(accepted), path, self._on_device, on_device, on_host, tuple(accepted))
 
     def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
-        """The decode step. In each step llama-server has the draft model make one draft after another, and then read
-        the tokens that the model has checked; the draft model reads prompts, too (b11549, common/speculative.cpp)."""
+        """The decode step. In each step the draft model makes drafts one by one, then reads the tokens that the model
+        has checked; it also reads prompts (b11549, common/speculative.cpp)."""
         n_draft, problem = len(accepted), self._problem(beside.attention.flash_attn)
         step = replace(workload.step, n_draft=0, accepted=0.0, draft_s=0.0, draft_prompt_s=0.0)
         one_by_one, checked = (
@@ -139,9 +139,9 @@ class DraftModel:
 
 
 class MtpBlock:
-    """A model's own last block (MTP), whole: on the device where the plan has a layer there. An output that it shares
-    with the model is priced with the model's operators, where the plan puts it (cost/whole.py), so that plans weigh all
-    its uses. Its memory is part of every load of the model for such a step (run/no_alloc_loads.py)."""
+    """A model's own last block (MTP), whole on the device if the plan has a layer there. If it shares the output with
+    the model, the output's time is priced with the model's operators (cost/whole.py), so that plans count all its uses.
+    Its memory is part of every load of the model for such a step (run/no_alloc_loads.py)."""
 
     name, identity, most_drafts = "the model's last block (MTP)", "draft-mtp", len(PUBLISHED)
     flags: tuple[str, ...] = ("--spec", "mtp")
@@ -174,9 +174,8 @@ class MtpBlock:
         return Draft("draft-mtp", len(accepted), "", is_there, on_device, on_host, tuple(accepted))
 
     def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
-        """The decode step. In each step llama-server has the block make one draft after another, and then read the
-        tokens that the model has checked, without logits; the block reads prompts, too (b11549,
-        common/speculative.cpp)."""
+        """The decode step. In each step the block makes drafts one by one, then reads the tokens that the model has
+        checked, without logits; it also reads prompts (b11549, common/speculative.cpp)."""
         n_draft, problem = len(accepted), self._problem(beside.attention.flash_attn)
         step = replace(
             workload.step, n_draft=0, accepted=0.0, draft_s=0.0, draft_prompt_s=0.0, mtp=False, shares_output=False
@@ -218,11 +217,11 @@ def planned_with_drafts(
     plan: Callable[[Placer, Workload], Plan],
     accepted: Sequence[float] = (),
 ) -> Plan:
-    """The plan with the number of drafts, 0 included, that is predicted to take the least time for the workload. plan:
-    makes a plan with a placer. accepted: acceptance rates by position; (): as measured, else as published.
+    """The plan with the number of drafts (0 included) with the least predicted time for the workload. plan: makes a
+    plan with a placer. accepted: acceptance rates by position; (): as measured, else as published.
 
-    The number is chosen for a plan, which is then made for it, until it stays: the number hardly depends on the plan.
-    Raises DraftDoesNotFit where the draft model leaves the device no room.
+    Alternates between choosing the number for a plan and making the plan for that number, until it no longer changes,
+    as the number hardly depends on the plan. Raises DraftDoesNotFit if the draft model leaves the device no room.
     """
     accepted = (accepted or drafter.acceptance.rates)[: drafter.most_drafts]
     plain = plan(placer, workload)
@@ -261,7 +260,7 @@ def _total_s(plan: Plan) -> float:
 
 
 def placer_beside(placer: Placer, n_bytes: int, limit: int) -> Placer:
-    """A placer that keeps so many bytes of the device free for a draft model. limit: bytes that a plan may take. Raises
+    """A placer that keeps n_bytes of the device free for a draft model. limit: bytes that a plan may take. Raises
     DraftDoesNotFit."""
     if not n_bytes:
         return placer
@@ -272,7 +271,7 @@ def placer_beside(placer: Placer, n_bytes: int, limit: int) -> Placer:
 
 
 def check_room(placer: Placer, n_bytes: int, limit: int) -> None:
-    """Raises DraftDoesNotFit where a draft model takes all of the device's memory that may be used."""
+    """Raises DraftDoesNotFit if a draft model takes all usable memory of the device."""
     if n_bytes and n_bytes >= limit:
         said = "the draft model", "use a smaller one, or a shorter context (-c)"
         raise DraftDoesNotFit(n_bytes, limit, str(placer.device), *said)
@@ -281,8 +280,9 @@ def check_room(placer: Placer, n_bytes: int, limit: int) -> None:
 def beside_drafts(
     placer: Placer, drafter: Drafter, workload: Workload, accepted: Sequence[float], limit: int
 ) -> tuple[Placer, int, DecodeStep]:
-    """Return a placer that keeps free what a drafter takes, these bytes, and the step of drafts of these acceptance
-    rates, with the model wholly on the device if there is one. limit: as in placer_beside. Raises DraftDoesNotFit."""
+    """(a placer that keeps the drafter's memory free, these bytes, the decode step with drafts of these acceptance
+    rates), assuming that the model is whole on the device if there is one. limit: as in placer_beside. Raises
+    DraftDoesNotFit."""
     attention, on_device = placer.attention, placer.has_device
     n_bytes = drafter.reserves(workload, attention)
     beside = placer_beside(placer, n_bytes, limit)
@@ -298,7 +298,7 @@ def draft_fingerprint(model: ModelInfo, draft: Draft | None) -> str | None:
 
 
 def check_same_vocabulary(path: str, draft_path: str) -> None:
-    """Raises UsageError where llama.cpp would not let one model draft for the other, ModelFileError."""
+    """Raises UsageError if llama.cpp would refuse the pair of models, ModelFileError."""
     kinds, tokens = [], []
     for metadata in (read_gguf(each).metadata for each in (path, draft_path)):
         kinds.append(metadata.get("tokenizer.ggml.model"))

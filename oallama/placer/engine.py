@@ -1,4 +1,4 @@
-"""Engines of a Placer: what a plan takes, and how llama-server is started with it."""
+"""Starts engines for a Placer: chooses llama-server's settings for a plan."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ POOLING = "mean"  # of embeddings, as `oallama serve` has it
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How an engine's llama-server is started. chats: the model's chat template may be used, where it has one.
-    server_options: further options of llama-server. mmproj: a vision projector, for messages with pictures;
-    mmproj_offload: on the device, whose memory for it no plan has counted. interactive: a person may stop an answer,
-    and asks for no embeddings. once: one prompt is answered, so none will begin like an earlier one, and none is
-    embedded."""
+    """How an engine's llama-server is started. chats: use the model's chat template if it has one. server_options:
+    further options of llama-server. mmproj: a vision projector, for messages with pictures; mmproj_offload: on the
+    device, where no plan counts its memory. interactive: a person may stop an answer; no embeddings. once: only one
+    prompt is answered; no embeddings, and no prompt shares a prefix with an earlier one."""
 
     chats: bool = True
     server_options: Sequence[str] = ()
@@ -42,8 +41,8 @@ class EngineOptions:
 
 
 def with_repeated_drafts(placer: Placer, plan: Plan, options: Sequence[str]) -> Plan:
-    """The plan with memory for the logits of the drafts of repeated text that it has, or that checked options of
-    llama-server ask for. Raises UsageError where it leaves the device no room for them, and as a no_alloc load."""
+    """The plan with memory for the logits of drafts of repeated text: its own, or those that checked options of
+    llama-server request. Raises UsageError if the plan leaves the device no room for them, and as a no_alloc load."""
     own = plan.draft.n_draft if plan.draft is not None and plan.draft.kind == NGRAM.kind else 0
     n_draft = max(own, repeated_drafts(options))
     found = placer.with_outputs(plan, max(plan.workload.n_outputs, n_draft + 1)) if n_draft else plan
@@ -58,18 +57,18 @@ def with_repeated_drafts(placer: Placer, plan: Plan, options: Sequence[str]) -> 
 def open_engine(
     placer: Placer, plan: Plan, options: EngineOptions, on_expert_counts: Callable[[ExpertCounts], None] | None = None
 ) -> Engine:
-    """Start llama-server with a plan, as the placer's options ask for it. on_expert_counts: as in Engine. Raises as
+    """Start llama-server with a plan, under the placer's options. on_expert_counts: as in Engine. Raises as
     Placer.engine."""
     more = checked_options(options.server_options)
     model, operators = placer.model, placer.operators
-    placer.placed(plan)  # is a plan, of this model
+    placer.placed(plan)  # raises for another model's plan
     plan = placer.as_asked(plan)
     check_layers(plan, model.n_layer, operators)
     spec = device_of(plan, str(placer.device))
     counts = on_expert_counts is not None
     if not model.has_vocabulary:  # llama-server would abort
         raise UsageError("the model has no vocabulary to decode its tokens; use a file with a vocabulary")
-    chats = options.chats and model.chat_template is not None  # else it would get another's
+    chats = options.chats and model.chat_template is not None  # else llama-server would use a default template
     program = find_program(os.environ.get(PROGRAM_VARIABLE) or None)
     embedding = None if options.interactive or options.once else placer.with_outputs(plan, 0)
     plan = embedding or with_repeated_drafts(placer, plan, more)

@@ -1,4 +1,4 @@
-"""One model on one device of this machine: the device, the measurements, and the planning problem."""
+"""A model on a device of this machine: the device, the profile, and the planning problem."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
 
 class ModelOnDevice:
-    """Measures only when needed. Of several devices, `members` has the model on each by itself; what is measured, and
-    what belongs to a device, is the first one's."""
+    """A model on one device, or on several; measures only when needed. members: the model on each of several devices
+    alone; the profile and everything else of a device is then the first one's."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ModelOnDevice:
 
     @property
     def chose_devices(self) -> bool:
-        """Whether nobody named the devices."""
+        """Whether the devices were chosen here, not by the user."""
         return parse_device(self.options.device).kind == "auto"
 
     def check_one_device(self, what: str) -> None:
@@ -113,8 +113,7 @@ class ModelOnDevice:
 
     @property
     def found_device(self) -> DeviceSpec:
-        """The device that was asked for; of `auto`, the one that there is. Raises DeviceError and BridgeError, as
-        `auto` looks for one."""
+        """The requested device; for `auto` the one that is found. Raises DeviceError and BridgeError for `auto`."""
         return self.known_device.spec if self.device.kind == "auto" else self.device
 
     @cached_property
@@ -124,7 +123,7 @@ class ModelOnDevice:
 
     @property
     def machine(self) -> dict[str, Any]:
-        """The fingerprint of this machine with the device: what is measured here belongs to it. Raises as above."""
+        """The fingerprint of this machine with the device, to which measurements belong. Raises as found_device."""
         from oallama.profile.profiler import machine_with
 
         return machine_with(self.known_device, self.threads)
@@ -200,9 +199,9 @@ class ModelOnDevice:
         n_past: int = 0,
         n_parallel: int = 1,
     ) -> Workload:
-        """Token counts of a run. n_ctx, n_ubatch: None: what the options ask for. Without either, the context holds
-        prompt and generation, and at least 4096 tokens or what the model was trained on; the micro-batch is stock
-        llama.cpp's. n_past: tokens in the KV cache before the prompt. n_parallel: requests in flight."""
+        """The workload of a run. n_ctx, n_ubatch None: from the options; else the context holds prompt and generation,
+        and at least 4096 tokens (or as many as the model was trained on), and the micro-batch is stock llama.cpp's.
+        n_past: tokens in the KV cache before the prompt. n_parallel: requests in flight."""
         for name, n in (("n_prompt", n_prompt), ("n_gen", n_gen), ("n_past", n_past), ("n_parallel", n_parallel)):
             check_type(name, n, int)
         for name, maybe in (("n_ctx", n_ctx), ("n_ubatch", n_ubatch)):
@@ -239,7 +238,7 @@ class ModelOnDevice:
         return Problems(self.attention_rule, self._profile or self.profile(), self.problem)
 
     def problem_for(self, plan: Plan) -> Problem:
-        """The planning problem with the attention that this plan is loaded with, and the tokens of its decode step."""
+        """The planning problem with the plan's attention mode and decode step."""
         return self.problem(self.attention_for(plan).flash_attn).of_step(plan.workload.step)
 
     def placed(self, plan: Plan) -> Placement:
@@ -277,8 +276,8 @@ class ModelOnDevice:
         return self.attention_rule.unmeasured_on_cpu(workload, known, attention_passes)
 
     def keep_runs(self, plan: Plan, runs: Sequence[BlockRuns]) -> None:
-        """Add what runs of a plan's blocks took to the history of this model and machine, where one is kept, from which
-        adopt_history corrects the profile. Raises ProfileError if the cache cannot be written, and as problem."""
+        """Add measured times of a plan's blocks to the history of this model and machine, if one is kept; adopt_history
+        corrects the profile from it. Raises ProfileError if the cache cannot be written, and as problem."""
         if not runs or not self.keeps_history or self._measured is None:
             return
         from oallama.profile.history import write_history
@@ -292,7 +291,7 @@ class ModelOnDevice:
         return not self.device.is_emulated and self.known_profile is not None and self._measured is not None
 
     def adopt_history(self) -> str:
-        """Correct the profile by what runs took, from here on; returns in words by how much, "" where it stays. Raises
+        """Correct the profile by the history from now on; returns the correction in words, "" if there is none. Raises
         ProfileError."""
         if self.members:
             told = {str(member.device): member.adopt_history() for member in self.members}
@@ -318,7 +317,7 @@ class ModelOnDevice:
 
 
 def asked_device(options: Options, profile: Profile | None) -> DeviceSpec:
-    """The devices that were asked for; where none were, all local GPUs, or the first where an option is of one device.
+    """The requested devices; by default all local GPUs, or only the first one with an option that is for one device.
     Raises as found_gpus."""
     spec = parse_device(options.device)
     is_of_one = options.vram is not None or options.gpu_weights is not None or profile is not None
@@ -330,8 +329,8 @@ AS_FAST = 1.1  # times as long as another a device may take to count as fast, so
 
 
 def in_order_of_speed(members: Sequence[AnyModelOnDevice]) -> tuple[AnyModelOnDevice, ...]:
-    """The devices by what a token's mul-mats take on each, the fastest first; as they are where one was not measured,
-    and where they are alike."""
+    """The devices ordered by the seconds of a token's mul-mats, the fastest first; unchanged if one was not measured,
+    or if they are about equally fast."""
     if any(member.known_profile is None for member in members):
         return tuple(members)
     ordered: list[tuple[float, AnyModelOnDevice]] = []
@@ -358,15 +357,15 @@ def check_several(device: DeviceSpec, options: Options, profile: Profile | None)
 
 
 def keeping_free(on: AnyModelOnDevice, n_bytes: int, limit: int, what: str, remedy: str) -> AnyModelOnDevice:
-    """Return the same with so many bytes of the device kept free, of the limit that a plan may take. what, remedy: what
-    lies there, and what to do where it does not fit. Raises DoesNotFit, UsageError for several devices."""
+    """The same with n_bytes of the device's limit kept free. what, remedy: what uses them, and what to do if they do
+    not fit. Raises DoesNotFit, UsageError for several devices."""
     on.check_one_device(what)
     vram = vram_beside(limit, on.options.vram_fill, n_bytes, str(on.device), what, remedy)
     return type(on)(on.model, on.operators, on.tensor_names, replace(on.options, vram=vram), on.given_profile)
 
 
 def host_free_beside(n_bytes: int) -> int:
-    """Bytes of host memory that may be used beside so many."""
+    """Bytes of host memory that may be used besides these."""
     from oallama.device.host_memory import host_free_bytes
 
     return max(0, int(HOST_FILL * host_free_bytes()) - n_bytes)

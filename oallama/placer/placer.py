@@ -95,8 +95,8 @@ class Placer(ModelOnDevice):
         profile: Profile | str | os.PathLike[str] | None = None,
         no_alloc_loader: NoAllocLoader | None = None,
     ) -> Placer:
-        """Like load, with the options in a record. no_alloc_loader: a process for no_alloc loads that the caller has
-        started, and ends."""
+        """Like load, with the options in a record. no_alloc_loader: a process for no_alloc loads that the caller starts
+        and ends."""
         from oallama.model.gguf_reader import read_gguf
         from oallama.model.hyperparameters import model_info
         from oallama.model.operators import operators
@@ -243,8 +243,8 @@ class Placer(ModelOnDevice):
         return open_engine(placer, plan, started, on_expert_counts)
 
     def keep_drafts(self, plan: Plan, seen: Acceptance | None) -> None:
-        """Keep which drafts of a plan's draft model, or of its own last block, were accepted; later plans count on
-        it. Raises ProfileError where the cache cannot be written, ModelFileError."""
+        """Keep the acceptance of a plan's drafts for later plans. Raises ProfileError if the cache cannot be written,
+        ModelFileError."""
         from oallama.placer.drafter import draft_fingerprint
         from oallama.profile.acceptance import keep_acceptance
 
@@ -257,9 +257,9 @@ class Placer(ModelOnDevice):
         return replace(plan, workload=load_as_asked(plan, self.options), attention=self.attention_for(plan))
 
     def with_outputs(self, plan: Plan, n_outputs: int) -> Plan | None:
-        """The plan for a llama-server whose context reserves memory for the logits of so many tokens of each request;
-        0: of all tokens of a micro-batch, as where it embeds as well. None where the plan leaves the device no room for
-        that. Raises as a no_alloc load."""
+        """The plan for a llama-server that reserves memory for the logits of n_outputs tokens of each request; 0: of
+        all tokens of a micro-batch, for embeddings. None if the plan leaves the device no room for that. Raises as a
+        no_alloc load."""
         if plan.workload.n_outputs in (0, n_outputs):
             return plan
         workload = replace(plan.workload, n_outputs=n_outputs)
@@ -313,11 +313,11 @@ class Placer(ModelOnDevice):
 
     @property
     def local_members(self) -> tuple[Placer, ...]:
-        """The members on devices of this machine; RPC servers are not among them."""
+        """The members on devices of this machine, without RPC servers."""
         return tuple(member for member in self.members if not member.device.is_remote)
 
     def on_devices_of(self, plan: Plan) -> Placer:
-        """The placer on the devices that the plan uses, of those that were asked for."""
+        """The placer on those of its devices that the plan uses."""
         if not self.members or plan.device == "none":
             return self
         used = parse_device(plan.device).each

@@ -27,11 +27,10 @@ from oallama.planner.verify import verify
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A placement of the caller's own, in place of a policy: priced and verified, not changed. on_device: the names of
-    the operators that go to the device. gpu_layers: layers, counted from the end, the output first, that have their
-    norms and KV there. name: what the plan calls the policy. stock: of stock llama.cpp's own configuration, with its
-    attention where the user asked for nothing; None: of ours. device_layers: of several devices how many of these
-    layers each has."""
+    """A placement given by the caller instead of a policy: priced and verified, but not changed. on_device: names of
+    the operators on the device. gpu_layers: number of last layers (the output counts as one) with norms and KV there.
+    name: the policy's name in the plan. stock: options of a stock configuration, with stock's attention by default;
+    None: our configuration. device_layers: number of these layers on each of several devices."""
 
     on_device: Collection[str]
     gpu_layers: int
@@ -64,8 +63,8 @@ def unmeasured_plan(
     attention_passes: Sequence[Pass] | None = None,
     stock_attention: bool = False,
 ) -> Plan:
-    """Make a plan without a profile, which predicts nothing; see Placer.plan. stock_attention: llama.cpp decides where
-    the user asked for nothing. Raises UsageError for a policy that needs times."""
+    """Make a plan without a profile, which predicts nothing; see Placer.plan. stock_attention: llama.cpp chooses flash
+    attention unless the user did. Raises UsageError for a policy that needs times."""
     given = policy if isinstance(policy, Given) else None
     asked = None if isinstance(policy, Given) else policy_named(policy)
     if given is None and (asked is None or asked.uses_device):
@@ -108,7 +107,7 @@ def checked(on: ModelOnDevice, plan: Plan) -> Plan:
 
 
 def with_doubt(on: ModelOnDevice, notes: tuple[str, ...]) -> tuple[str, ...]:
-    """The notes with what makes times of the profile doubtful, once."""
+    """The notes, with doubts about the profile's times added once."""
     from oallama.profile.busy import doubt
 
     return tuple(dict.fromkeys((*notes, *filter(None, [doubt(on.profile())]))))

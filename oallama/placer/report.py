@@ -29,7 +29,7 @@ from oallama.report.operators import AffinityReport, RunPlan, predicted_by
 from oallama.report.plan import layer_ranges
 
 MORE_REQUESTS, BETTER = (2, 4, 8, 16), 1.03
-"""Requests in flight that other plans are looked for, and as many times as fast as one must be to be worth telling."""
+"""Numbers of requests in flight for which other plans are tried, and the least speed ratio that is worth mentioning."""
 
 
 def search_report(
@@ -41,7 +41,7 @@ def search_report(
     fill: FillRule = "continue",
     n_ctx: int | None = None,
 ) -> AffinityReport:
-    """Report where OATO's search puts each operator for one phase ("decode", "prefill" or "mixed"), and why.
+    """Report where OATO's search places each operator for one phase ("decode", "prefill" or "mixed"), and why.
 
     affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises UsageError for an unknown phase,
     affinity or fill, DoesNotFit, ProfileError, DeviceError.
@@ -61,16 +61,16 @@ def search_report(
 
 
 def plan_report(on: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase = "decode") -> AffinityReport:
-    """Report where a plan puts each operator, with the affinities of a phase under this placement. workload: the
+    """Report where a plan places each operator, with affinities of a phase under this placement. workload: the
     requested one."""
     problem, placement = on.problem_for(plan), placed_by_plan(on.model.n_layer, on.operators, plan)
     return replace(_report(on, phase, priced(on, problem, plan), problem, placement, workload), of_plan=True)
 
 
 def report_over(on: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase = "decode") -> AffinityReport:
-    """Report a plan of several devices, which are beside each other in `devices`: each operator has its affinity on the
-    device of its layer, a layer of the host on the first that is used. T' takes the neighbours to be on the same
-    device. workload: the requested one. Raises as planning does."""
+    """Report a plan of several devices. Each operator has its affinity on the device of its layer; layers of the host
+    count with the first device used. T' assumes neighbours on the same device. workload: the requested one. Raises as
+    planning does."""
     flash_attn, n_layer = on.attention_for(plan).flash_attn, on.model.n_layer
     placement = placed_by_plan(n_layer, on.operators, plan)
     problems = [member.problem(flash_attn).of_step(plan.workload.step) for member in on.members]
@@ -103,8 +103,7 @@ def report_over(on: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase 
 
 
 def device_ranges(on: ModelOnDevice, plan: Plan) -> dict[int, tuple[int, int]]:
-    """The layers [begin, end) of each device that a plan uses, by its number among those that were asked for; the
-    output is one behind the last."""
+    """The layers [begin, end) of each requested device in a plan; the output counts as one layer after the last."""
     n_layer, names = on.model.n_layer, [member.device.measured for member in on.members]
     used = [] if plan.device == "none" else [one.measured for one in parse_device(plan.device).each]
     ranges = layer_ranges(plan, on.operators, n_layer) or [(n_layer + 1 - plan.n_gpu_layers, n_layer + 1)]
@@ -115,7 +114,8 @@ def device_ranges(on: ModelOnDevice, plan: Plan) -> dict[int, tuple[int, int]]:
 
 
 def _baselines_over(on: ModelOnDevice, workload: Workload) -> tuple[Baseline, ...]:
-    """Stock llama.cpp over several devices and on each, numbered as arms of `bench` are, and the CPU alone."""
+    """The baselines over several devices: stock llama.cpp over all and on each (numbered as in `bench`), and the CPU
+    alone."""
     request = Request(workload, cpu)
     alone = decide(on.problems.worth_planning(request), request)
     problem = on.problem(stock_attention(on))
@@ -146,7 +146,7 @@ def _report(
 
 
 def priced(on: ModelOnDevice, problem: Problem, plan: Plan) -> Plan:
-    """The plan with its predicted times, which one without a profile has not."""
+    """The plan with predicted times, also if it was made without a profile."""
     if plan.predicted is not None:
         return plan
     placement = placed_by_plan(on.model.n_layer, on.operators, plan)
@@ -156,8 +156,8 @@ def priced(on: ModelOnDevice, problem: Problem, plan: Plan) -> Plan:
 def with_more_requests(
     on: ModelOnDevice, report: AffinityReport, workload: Workload, make: Callable[[Workload], Plan]
 ) -> AffinityReport:
-    """The report, and from how many requests in flight on another plan would be better. workload: the requested one;
-    make: plans for another."""
+    """The report with the number of requests in flight from which another plan is faster. workload: the requested one;
+    make: makes a plan for a workload."""
     plan = report.plan
     problem = on.problem_for(plan)
     placement = placed_by_plan(on.model.n_layer, on.operators, plan)
@@ -174,8 +174,8 @@ def with_more_requests(
 
 
 def with_run(on: ModelOnDevice, report: AffinityReport, plan: Plan, measured: bool) -> AffinityReport:
-    """The report beside the plan that `oallama run` uses. measured: that plan won against stock llama.cpp here.
-    Stock's own placement, where that is predicted to be faster than a plan that was not measured."""
+    """The report with the plan that `oallama run` uses for comparison. measured: that plan won against stock llama.cpp
+    here. A plan that was not measured is replaced by stock's placement if that is predicted to be faster."""
     plan = priced(on, on.problem_for(plan), plan)
     stock = next((one.predicted for one in report.baselines if one.name == STOCK), None)
     if stock is not None and not measured and stock.total_s < predicted_by(plan).total_s:
@@ -186,8 +186,8 @@ def with_run(on: ModelOnDevice, report: AffinityReport, plan: Plan, measured: bo
 
 
 def _baselines(on: ModelOnDevice, workload: Workload, held: MemoryBreakdown) -> tuple[Baseline, ...]:
-    """Baselines that every plan for a workload is compared with. held: memory of the plan; the bound has the KV cache
-    and compute buffers on the host, as some plans do."""
+    """The baselines of plans for a workload. held: memory of the plan; in the bound KV cache and compute buffers are on
+    the host, as in some plans."""
     request = Request(workload, cpu)
     alone = decide(on.problems.worth_planning(request), request)
     held = replace(held, kv=0, compute=0)

@@ -1,4 +1,4 @@
-"""A plan on several devices: the fastest by prediction of those on one of them and of that over all."""
+"""A plan on several devices: by prediction the fastest of the plans on each device alone and of the plan over all."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _total_s(plan: Plan) -> float:
 
 
 def plan_of_ranges(placer: Placer, request: Request) -> Plan | None:
-    """The best plan over several of the devices; None where one alone is better, or they have less room together than
-    one of them: each keeps buffers of its own."""
+    """The best plan over several devices; None if a single device is better, or if together they have less memory for
+    weights than one of them, as each keeps its own buffers."""
     asked = replace(request, policy=ranges)
     try:
         over = over_all(placer, asked)

@@ -48,9 +48,8 @@ def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
 def stock_plan(
     on: ModelOnDevice, workload: Workload, placement: StockPlacement, priced: bool = True, name: str = FIT
 ) -> Plan:
-    """Stock llama.cpp's placement, attention and choice of host memory as a plan of ours, for the engine to load: the
-    very configuration that the stock arm has. priced False: without a profile; such a plan predicts nothing. name: of
-    the policy."""
+    """Stock llama.cpp's placement, attention and choice of host memory as a Plan: the configuration of the stock arm.
+    priced False: without a profile; such a plan predicts nothing. name: of the policy."""
     n_layer = on.model.n_layer
     places = expected_places(on.operators, n_layer, placement)
     on_device = [name for name, place in places.items() if place == "device"]
@@ -70,8 +69,8 @@ def promising_stock(
     n_ubatches: Sequence[int] = (),
     latest_s: float = inf,
 ) -> list[tuple[StockPlacement, Predicted]]:
-    """The most promising options of stock llama.cpp and what they are predicted to take (planner/policies/stock.py).
-    latest_s: none whose prompt is predicted to take longer. Raises as planning does."""
+    """The most promising configurations of stock llama.cpp with their predicted times (planner/policies/stock.py).
+    latest_s: largest predicted seconds of the prompt. Raises as planning does."""
     with on.no_alloc_loads.together():
         asked = Request(workload)
         found = most_promising(
@@ -85,7 +84,7 @@ def promising_stock(
 
 
 def stock_attention(on: ModelOnDevice) -> FlashAttention:
-    """Stock llama.cpp's attention mode: what was asked for, else flash attention, as wherever a device has it."""
+    """Stock llama.cpp's attention mode: the requested one, else flash attention if a device supports it."""
     return "on" if on.options.flash_attn == "auto" else on.options.flash_attn
 
 
@@ -105,8 +104,8 @@ def stock_load(on: ModelOnDevice, n_ctx: int, n_ubatch: int, n_batch: int = STOC
 
 
 def memory_cap(on: ModelOnDevice, load: LoadSettings) -> Cap:
-    """The placer's own cap (--vram or what is free, --vram-fill, --gpu-weights). load: one with nothing on the device.
-    Raises what a no_alloc load raises."""
+    """The placer's memory cap (--vram or the free memory, --vram-fill, --gpu-weights). load: a load without layers on
+    the device. Raises what a no_alloc load raises."""
     if not on.has_device:
         return Cap()
     if on.members:

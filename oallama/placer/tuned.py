@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """plan: as it was measured. asked: the class of the workload; result: of that class, or of the nearest."""
+    """A plan with its result. asked: the class of the workload; result: of that class, or of the nearest one."""
 
     plan: Plan
     asked: WorkloadClass
@@ -36,8 +36,8 @@ class Tuned:
 
 
 def result_key(on: ModelOnDevice, n_ctx: int, cap: Cap | None = None) -> Key:
-    """The conditions of a result for this model, devices and context. cap: of the devices' memory; None: asked. Raises
-    what a no_alloc load raises."""
+    """The conditions of a result for this model, devices and context. cap: memory cap of the devices; None: by a
+    no_alloc load. Raises what that raises."""
     options, attention = on.options, on.attention
     cap = cap or memory_cap(on, stock_load(on, n_ctx, options.n_ubatch or STOCK_UBATCH))
     memory, *others = map(memory_step, cap.of_each or (cap.device_bytes or 0,))
@@ -62,8 +62,8 @@ def result_key(on: ModelOnDevice, n_ctx: int, cap: Cap | None = None) -> Key:
 
 
 def in_tuned_context(on: ModelOnDevice, workload: Workload) -> Workload:
-    """The workload in a context that results are measured for: as asked for, else 4,096 tokens or what the model was
-    trained on, doubled until it holds the workload."""
+    """The workload with the context size that results are measured for: -c, else 4,096 tokens (or as many as the model
+    was trained on), doubled until it holds the workload."""
     if on.options.n_ctx is not None:
         return workload
     n_ctx = on.workload(1, 0).n_ctx
@@ -73,16 +73,16 @@ def in_tuned_context(on: ModelOnDevice, workload: Workload) -> Workload:
 
 
 def _known(on: ModelOnDevice, n_ctx: int) -> TuneResult | None:
-    """Return the result in the cache, or None. Free memory changes from run to run: if this step of memory has no
-    result, that of one step less is used, as its plans fit."""
+    """The cached result, or None. Free memory changes from run to run, so the result of one memory step less counts
+    too: its plans fit."""
     key = result_key(on, n_ctx)
     found = read_result(key)
     return found if found or on.options.vram is not None else read_result(replace(key, memory=key.memory - 1))
 
 
 def tuned_plan(on: ModelOnDevice, workload: Workload, result: TuneResult | None = None) -> Tuned | None:
-    """The plan that was found for a workload's class, or for the nearest; None if nothing was. result: what was
-    measured; None: what the cache has. Raises as result_key."""
+    """The measured plan for a workload's class, or for the nearest class; None: no result. result: the measurements;
+    None: the cached ones. Raises as result_key."""
     result = result or _known(on, workload.n_ctx)
     kind = class_of(workload)
     found = result.nearest(kind) if result is not None else None

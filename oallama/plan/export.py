@@ -30,20 +30,19 @@ from oallama.plan.plan import Plan
 Target = Literal["llama-server", "llama-cli", "llama-bench"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 
-LIBRARY_VARIABLE = "GGML_BACKEND_PATH"  # ggml loads this library beside its own back ends
-BACKEND_VARIABLE = "OALLAMA_BACKEND"  # ours loads these, as ggml loads no second
-PLAN_VARIABLE = "OALLAMA_PLAN"
-REPORT_VARIABLE = "OALLAMA_REPORT"  # the library tells in this file what it did (run/plugin_report.py)
-PARAMETERS_VARIABLE = "OALLAMA_EMULATED"  # file of the emulated device's parameters
+LIBRARY_VARIABLE = "GGML_BACKEND_PATH"  # a library that ggml loads beside its own back ends
+BACKEND_VARIABLE = "OALLAMA_BACKEND"  # further ones that our library loads, as ggml loads only one
+PLAN_VARIABLE = "OALLAMA_PLAN"  # the plan file (plugin_text.py)
+REPORT_VARIABLE = "OALLAMA_REPORT"  # file for the library's reports (run/plugin_report.py)
+PARAMETERS_VARIABLE = "OALLAMA_EMULATED"  # file with the emulated device's parameters
 
-# Without OpenMP llama.cpp's own threads spin after each of its graphs, on the cores that the plugin computes with.
+# Without OpenMP llama.cpp's threads spin after each graph, on the cores on which the plugin computes.
 _SLEEPING_THREADS = ["--poll", "0"]
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """Paths that a stock program needs for what only the plug-in can do: libggml-oallama, and, for split operators, the
-    text of plan/plugin_text.py."""
+    """Paths of the plugin: libggml-oallama, and, for split operators, the plan file (plugin_text.py)."""
 
     library: str
     plan_file: str = ""
@@ -51,7 +50,7 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Back ends of ggml that the program does not have itself: paths of libraries, separated by colons, and variables
+    """Further ggml back ends for a stock program: paths of libraries, separated by colons, and environment variables
     that they read."""
 
     library: str
@@ -59,20 +58,20 @@ class Backend:
 
 
 def splits(plan: Plan, operators: Sequence[Operator], counts: bool = False) -> bool:
-    """Whether stock llama.cpp needs the plug-in's plan file: the plan splits or streams an operator, or, where counts,
-    has experts on the host whose uses the plug-in counts."""
+    """Whether stock llama.cpp needs the plugin's plan file: the plan splits or streams an operator, or, with `counts`,
+    has experts on the host, whose uses the plugin counts."""
     return bool(split_names(plan, operators, counts))
 
 
 def needs_plugin(plan: Plan, operators: Sequence[Operator], target: Target = "llama-server") -> bool:
-    """Whether stock llama.cpp runs the plan with the plug-in only: an operator is split, or in a layout of the CPU that
-    stock llama.cpp has no name for."""
+    """Whether stock llama.cpp needs the plugin for the plan: an operator is split, or in a CPU layout that stock
+    llama.cpp cannot name."""
     patterns = host_patterns(operators, plan.operators, (), devices_with_n_g(plan.split_settings))
     return any(_buft(layout, target) != CPU_DEVICE for _, layout in patterns)
 
 
 def stock_device(plan: Plan) -> str:
-    """ggml's name of the plan's device in a stock program, of several between commas; "none" for a plan without one."""
+    """ggml's name of the plan's device in a stock program; several names are joined by commas; "none": no device."""
     spec = parse_device(plan.device)
     n_local = len(spec.each) - len(spec.servers)
     local = [
@@ -113,27 +112,27 @@ def stock_command(
     backend: Backend | None = None,
     counts: bool = False,
 ) -> tuple[dict[str, str], list[str]]:
-    """(environment variables to set, arguments with the program first): the load that an engine makes of the plan
-    (device/load_params.py). `--fit off` keeps llama.cpp from changing it.
+    """(environment variables to set, arguments with the program first). They load the plan as a no_alloc load verified
+    it (device/load_params.py). `--fit off` keeps llama.cpp from changing the placement.
 
-    The plan's layouts are those that the CPU has (run/weight_places.py). plugin: needed where needs_plugin says so.
-    backend: of the plan's device, if the program does not have it itself. counts: the plug-in counts how often experts
-    are used. Raises PlanError for a device that no other program has, and where a stock program cannot do what the plan
-    says.
+    plan: with layouts that the CPU has (run/weight_places.py). plugin: required if needs_plugin. backend: of the plan's
+    device, if the program lacks it. counts: the plugin counts expert uses. Raises PlanError for a device that other
+    programs cannot use, and for a plan that a stock program cannot load.
     """
     device, spec = stock_device(plan), parse_device(plan.device)
     if splits(plan, operators) and device == "none":
         raise PlanError("the plan splits operators, so it needs a device")
     if plugin is None and (counts or needs_plugin(plan, operators, target)):
-        raise PlanError("the plan splits operators or names layouts of the CPU, so it needs the plug-in")
+        raise PlanError("the plan splits operators or names layouts of the CPU, so it needs the plugin")
     overridden, with_n_g = _overridden(plan, operators), devices_with_n_g(plan.split_settings)
     patterns = host_patterns(overridden, plan.operators, all_tensor_names, with_n_g, counts)
-    if device == "none":  # llama.cpp chooses where the plan names nothing
+    if device == "none":  # llama.cpp places tensors without a named layout
         patterns = tuple(pattern for pattern in patterns if pattern[1] is not None)
     arguments = [target, "-m", plan.model_path, *_workload(plan, target), *_attention(plan.attention)]
     arguments += ["--rpc", ",".join(one.endpoint for one in spec.servers)] if spec.servers else []
     between = "/" if target == "llama-bench" else ","  # llama-bench would run once for each value between commas
-    # llama.cpp would keep a compute buffer on a device that no layer goes to; the plug-in uses it by itself
+    # without layers there llama.cpp is not given the device, on which it would keep a compute buffer; the plugin opens
+    # the device itself
     n_layers = 0 if device == "none" else plan.n_gpu_layers
     told = device if n_layers or plan.stock else "none"
     arguments += ["--device", told.replace(",", between), "-ngl", str(n_layers)]
@@ -151,7 +150,7 @@ def stock_command(
 
 
 def _libraries(plugin: Plugin | None, backend: Backend | None) -> tuple[dict[str, str], dict[str, str]]:
-    """(variables that name libraries, variables that the user's one reads)"""
+    """(variables that name libraries, variables that the user's back end reads)"""
     if backend is None:
         return ({} if plugin is None else {LIBRARY_VARIABLE: plugin.library}), {}
     if plugin is None:
@@ -162,8 +161,8 @@ def _libraries(plugin: Plugin | None, backend: Backend | None) -> tuple[dict[str
 
 
 def stock_arguments(options: StockOptions, target: Target = "llama-server") -> list[str]:
-    """Arguments of llama.cpp's programs. An expert cache copies from pinned memory, which a mapped file is not. Raises
-    PlanError for llama-bench with an expert cache."""
+    """Arguments of llama.cpp's programs for a stock configuration. With an expert cache the file is not mapped, as it
+    copies from pinned memory. Raises PlanError for llama-bench with an expert cache."""
     arguments = ["-ncmoe", str(options.n_cpu_moe)] if options.n_cpu_moe else []
     if options.no_host:
         arguments += ["--no-host"] if target != "llama-bench" else ["--no-host", "1"]
@@ -175,8 +174,8 @@ def stock_arguments(options: StockOptions, target: Target = "llama-server") -> l
 
 
 def draft_arguments(draft: Draft, device: str, target: Target = "llama-server") -> list[str]:
-    """Arguments of llama.cpp's programs. device: ggml's name of it. Raises PlanError for llama-bench, which makes no
-    drafts."""
+    """Arguments of llama.cpp's programs for drafts. device: its name in ggml. Raises PlanError for llama-bench, which
+    makes no drafts."""
     if target == "llama-bench":
         raise PlanError("llama-bench makes no drafts; use `oallama bench`")
     arguments = ["--spec-type", draft.kind]
@@ -195,7 +194,7 @@ def stock_flags(n_gpu_layers: int, options: StockOptions, n_ubatch: int = 0) -> 
 
 
 def _overridden(plan: Plan, operators: Sequence[Operator]) -> Sequence[Operator]:
-    """The operators that -ot places: in stock llama.cpp's own configuration -ngl and -ncmoe place most of them."""
+    """The operators that -ot places. In a stock configuration -ngl and -ncmoe place most of them."""
     if plan.stock is None:
         return operators
     n_layer = n_layer_of(operators)
@@ -223,14 +222,14 @@ def _attention(planned: Attention | None) -> list[str]:
 
 
 def _buft(layout: str | None, target: Target) -> str:
-    """The buffer type that `-ot` names for a layout. llama-bench has no --no-repack: there, CPU is never just plain."""
+    """The buffer type that `-ot` names for a layout. llama-bench lacks --no-repack, so its CPU may be repacked."""
     if layout == FORCED_PLAIN_LAYOUT or (layout == PLAIN_LAYOUT and target == "llama-bench"):
         return PLAIN_BUFT
     return layout or CPU_DEVICE
 
 
 def _overrides(patterns: Iterable[Pattern], target: Target) -> list[str]:
-    """`-ot` and its patterns, those of split operators first."""
+    """The `-ot` arguments, those of split operators first."""
     separators = ",=;" if target == "llama-bench" else ",="
     overrides: list[str] = []
     for pattern, layout in patterns:

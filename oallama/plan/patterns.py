@@ -1,8 +1,8 @@
-"""Tensor name patterns that keep operators in host memory, or give them to the plugin (`-ot` of llama.cpp,
+"""Tensor name patterns that keep operators in host memory, or give them to the split back end (`-ot` of llama.cpp,
 `tensor_buft_overrides` of its API).
 
-llama.cpp compiles every pattern again for every tensor, so the patterns are few: one for all operators that share a
-layout and a set of layers. Each is anchored and escaped, so it matches the names it was made for and no other.
+llama.cpp compiles every pattern again for every tensor, so there is one pattern for all operators that share a layout
+and a set of layers. Patterns are anchored and escaped, so that each matches exactly the names it was made for.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _SHARED_NAMES = ("token_embd.weight",)  # tied embeddings: one name, read by GET
 
 def host_patterns(
     operators: Sequence[Operator],
-    placements: Sequence[OperatorPlacement],
+    rows: Sequence[OperatorPlacement],
     all_tensor_names: Iterable[str],
     with_n_g: Collection[int] = (),
     counts: bool = False,
 ) -> tuple[Pattern, ...]:
     """Patterns for the weights that stay in host memory (gg = 0) or need the split back end (SPLIT_LAYOUT), with their
-    biases and scales. No tensor matches two. with_n_g, counts: as in needs_split.
+    biases and scales. No tensor matches two patterns. with_n_g, counts: as in needs_split.
 
-    A bias that stayed on the device would pull the addition there and cost one more device copy; the result of a split
-    mul-mat comes out on the host too. Biases and tied embeddings never get a named layout: only a mul-mat can read
-    one. Deterministic: sorted by pattern, split ones first. Raises PlanError for an operator without a placement, for
-    tied embeddings that are split, and beyond MAX_PATTERNS.
+    A bias on the device would move the addition there, which costs one more device copy; the result of a split mul-mat
+    is on the host, too. Biases and tied embeddings never get a named layout, which only mul-mats can read.
+    Deterministic: sorted by pattern, split ones first. Raises PlanError for an operator without a row, for tied
+    embeddings that are split, and beyond MAX_PATTERNS.
     """
-    by_name = {placement.name: placement for placement in placements}
+    by_name = {row.name: row for row in rows}
     names = frozenset(all_tensor_names)
     hosted: dict[str, str | None] = {}
     for operator in operators:
-        placement = by_name.get(operator.name)
-        if placement is None:
+        row = by_name.get(operator.name)
+        if row is None:
             raise PlanError(f"the plan does not place operator {operator.name}; make a new plan for this model")
-        split = needs_split(operator, placement, with_n_g, counts)
-        if not split and placement.gg > 0:
+        split = needs_split(operator, row, with_n_g, counts)
+        if not split and row.gg > 0:
             continue
-        hosted[operator.name] = _layout(placement, split)
+        hosted[operator.name] = _layout(row, split)
         stem = operator.name.removesuffix(".weight")
         for companion in (stem + suffix for suffix in _COMPANIONS):
             if companion in names:
@@ -60,17 +60,15 @@ def host_patterns(
     return patterns
 
 
-def needs_split(
-    operator: Operator, placement: OperatorPlacement, with_n_g: Collection[int], counts: bool = False
-) -> bool:
-    """Whether the split back end must run it: it is split, or in host memory and of a layer of a device that computes
-    some tokens with it (CG'). with_n_g: these devices, those that have a token assignment. counts: the back end counts
-    how often experts are used, so that experts in host memory are its as well."""
-    if placement.backend == "split":
+def needs_split(operator: Operator, row: OperatorPlacement, with_n_g: Collection[int], counts: bool = False) -> bool:
+    """Whether the split back end must run an operator: it is split; or it is in host memory, and the device of its
+    layer computes CC for some tokens (CG'). with_n_g: the devices with a token assignment. counts: the back end counts
+    expert uses, so it also runs experts in host memory."""
+    if row.backend == "split":
         return True
-    if counts and operator.op == "MUL_MAT_ID" and placement.gg == 0:
+    if counts and operator.op == "MUL_MAT_ID" and row.gg == 0:
         return True
-    return placement.device in with_n_g and placement.cc > 0 and takes_n_g(operator)
+    return row.device in with_n_g and row.cc > 0 and takes_n_g(operator)
 
 
 def split_names(record: Plan, operators: Sequence[Operator], counts: bool = False) -> frozenset[str]:
@@ -81,12 +79,12 @@ def split_names(record: Plan, operators: Sequence[Operator], counts: bool = Fals
     return frozenset(p.name for operator, p in placed if needs_split(operator, p, with_n_g, counts))
 
 
-def _layout(placement: OperatorPlacement, split: bool) -> str | None:
-    shared = placement.name in _SHARED_NAMES
+def _layout(row: OperatorPlacement, split: bool) -> str | None:
+    shared = row.name in _SHARED_NAMES
     if not split:
-        return None if shared else placement.layout
+        return None if shared else row.layout
     if shared:
-        raise PlanError(f"{placement.name} is also the embedding, which is read whole; place it with gg 0 or 1")
+        raise PlanError(f"{row.name} is also the embedding, which is read whole; place it with gg 0 or 1")
     return SPLIT_LAYOUT
 
 
@@ -114,5 +112,5 @@ def _any_of(alternatives: list[str]) -> str:
 
 
 def escape(text: str) -> str:
-    """`text` as a regular expression that matches it, in the syntax std::regex (ECMAScript) and re share."""
+    """A regular expression that matches `text`, in the common syntax of std::regex (ECMAScript) and re."""
     return re.sub(r"([\\^$.|?*+()\[\]{}])", r"\\\1", text)

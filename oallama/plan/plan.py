@@ -133,7 +133,7 @@ class Plan:
 
     def n_on(self, backend: Backend) -> int:
         """How many operators that side computes."""
-        return sum(placement.backend == backend for placement in self.operators)
+        return sum(row.backend == backend for row in self.operators)
 
     def summary(self) -> str:
         """The workload, the placement of the weights, the predicted times and the planner's notes, as lines of text."""
@@ -167,9 +167,9 @@ class Plan:
         return replace(self, memory=memory, workload=replace(self.workload, step=step), draft=None)
 
     def pairs(self, operators: Sequence[Operator]) -> list[tuple[Operator, OperatorPlacement]]:
-        """Operators of the plan's model with their placements, in the given order. Raises PlanError for another
+        """Operators of the plan's model with their rows, in the given order. Raises PlanError for another
         model's operators."""
-        by_name = {placement.name: placement for placement in self.operators}
+        by_name = {row.name: row for row in self.operators}
         _same_names(set(by_name), [operator.name for operator in operators])
         return [(operator, by_name[operator.name]) for operator in operators]
 
@@ -182,9 +182,9 @@ class Plan:
                 f"{self.model_fingerprint[:12]}, but {Path(model.path).name} has {model.fingerprint[:12]}; "
                 "make a new plan with `oallama plan`"
             )
-        for operator, placement in self.pairs(operators):
-            slice_counts(operator, placement)
-            check_hot_experts(operator, placement)
+        for operator, row in self.pairs(operators):
+            slice_counts(operator, row)
+            check_hot_experts(operator, row)
         self.device_layers(operators, model.n_layer)
 
     def device_layers(self, operators: Sequence[Operator], n_layer: int) -> tuple[int, ...]:
@@ -310,10 +310,10 @@ class _Nested:
     token_assignment: tuple[_Tokens, ...]
 
 
-def _agrees(placement: OperatorPlacement) -> bool:
+def _agrees(row: OperatorPlacement) -> bool:
     """Whether the cut agrees with the fractions."""
-    cut, total = placement.cut or (), sum(placement.cut or ())
-    fractions = (placement.cc, placement.cg, placement.gg)
+    cut, total = row.cut or (), sum(row.cut or ())
+    fractions = (row.cc, row.cg, row.gg)
     return total > 0 and all(
         abs(n / total - fraction) <= FRACTION_TOLERANCE for n, fraction in zip(cut, fractions, strict=True)
     )
@@ -339,16 +339,16 @@ def _check(record: Plan) -> None:
     if record.draft is not None and record.draft.kind == "draft-mtp" and not record.workload.step.mtp:
         raise PlanError("the plan's draft is of kind draft-mtp, but its decode step is not; plan again")
     seen: set[str] = set()
-    for placement in record.operators:
-        if placement.name in seen:
-            raise PlanError(f"operator {placement.name} is placed twice; keep one entry")
-        seen.add(placement.name)
-        fractions = (placement.gg, placement.cg, placement.cc)
+    for row in record.operators:
+        if row.name in seen:
+            raise PlanError(f"operator {row.name} is placed twice; keep one entry")
+        seen.add(row.name)
+        fractions = (row.gg, row.cg, row.cc)
         if not all(math.isfinite(fraction) and 0 <= fraction <= 1 for fraction in fractions):
-            raise PlanError(f"operator {placement.name} has a fraction outside 0..1: gg, cg, cc = {fractions}")
+            raise PlanError(f"operator {row.name} has a fraction outside 0..1: gg, cg, cc = {fractions}")
         if abs(math.fsum(fractions) - 1) > FRACTION_TOLERANCE:
             raise PlanError(
-                f"operator {placement.name}: gg + cg + cc must be 1, not {math.fsum(fractions):.9g} "
+                f"operator {row.name}: gg + cg + cc must be 1, not {math.fsum(fractions):.9g} "
                 f"(gg, cg, cc = {fractions})"
             )
 

@@ -1,5 +1,6 @@
 """A plan as the text that libggml-oallama reads (ggml_bridge/native/split/ggml-oallama.h): which slice of which tensor
-lies where. The engine hands it over in memory, stock binaries read it from the file that OALLAMA_PLAN names.
+lies where. llama-server and other stock programs read it from the file that OALLAMA_PLAN names; a load into this
+process (run/split.py) passes it in memory.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ def plugin_text(
     every_operator: bool = False,
     counts: bool = False,
 ) -> str:
-    """The plan text: format, model fingerprint, device, from where on experts' results are added up, bytes left for
-    activations and the ring there, how weights are streamed, and one line for each split operator beside it, in graph
-    order; then the same of each other device that operators are split beside.
+    """The plan text: format and model fingerprint; then for each device with split operators its name, its settings
+    (staging, streaming), and one line for each split operator, in graph order. native/split/ggml-oallama.h describes
+    each line.
 
-    n_layer: blocks of the model, as `-ngl` counts them. device_names: ggml's names of the devices that hold GG
-    (`RPC0`), not the --device spec that makes them; empty: none holds any.
-    every_operator: list the operators that lie whole on one side too; the plugin then takes all that `-ot` gives it.
-    counts: the plugin counts how often experts are used, of those in host memory too.
-    CC without a named layout is plain (CPU): the plugin asks for one it can slice. Raises PlanError for an operator
-    without a placement, and for names that the format cannot carry.
+    n_layer: layers of the model. device_names: ggml's names of the devices that hold GG (`RPC0`), not their --device
+    texts; empty: no device.
+    every_operator: also list operators that are whole on one side, so that the plugin accepts all that `-ot` gives it.
+    counts: the plugin counts expert uses, also of experts in host memory.
+    CC without a named layout is plain (CPU). Raises PlanError for an operator
+    without a row, and for names that the format cannot carry.
     """
-    by_name = {placement.name: placement for placement in plan.operators}
+    by_name = {row.name: row for row in plan.operators}
     lines, of_all = [FORMAT, f"model {_word(plan.model_fingerprint)}"], [_SUM, "count 1"] if counts else [_SUM]
     split = split_names(plan, operators, counts)
     for operator in operators:
@@ -79,14 +80,14 @@ def plugin_text(
 
 def split_texts(
     operators: Sequence[Operator],
-    placements: Sequence[OperatorPlacement],
+    rows: Sequence[OperatorPlacement],
     first_device_layer: int,
     settings: Sequence[SplitSettings] = (SplitSettings(),),
 ) -> tuple[str, ...]:
-    """Which tensors are split and along which axis, as a plan text that leaves all of them on the host, in parts, one
-    for each device up to the last with such tensors. A no_alloc load needs no more to give the plugin what it would get
-    but the devices' lines, where it has devices: that of the first may follow its part. Raises PlanError."""
-    by_name, with_n_g = {placement.name: placement for placement in placements}, devices_with_n_g(settings)
+    """A plan text for a no_alloc load, in one part per device (up to the last with split operators): it says which
+    tensors are split and along which axis, but leaves all of them on the host, and lacks the device lines, which the
+    load adds. Raises PlanError."""
+    by_name, with_n_g = {row.name: row for row in rows}, devices_with_n_g(settings)
     lines: dict[int, list[str]] = {}
     for operator, lives in zip(operators, _residents(operators, by_name, first_device_layer, settings), strict=True):
         if needs_split(operator, by_name[operator.name], with_n_g):
@@ -98,9 +99,9 @@ def split_texts(
 
 
 def _stream_lines(settings: SplitSettings, has_hot: bool, streams: bool) -> list[str]:
-    """Write the settings that differ from the plugin's defaults: size of the ring, how copies run ahead, their pieces,
-    the link's speed, a second copy of CC, whether hot experts are exchanged; and n_g by batch size. Writes nothing
-    where nothing is copied. has_hot, streams: whether there are hot experts, or CG, beside the device."""
+    """The lines of settings that differ from the plugin's defaults: size of the ring, how copies run ahead, their
+    pieces, the link's speed, a second copy of CC, whether hot experts are exchanged; and n_g by batch size. Empty if
+    nothing is copied. has_hot, streams: whether the device has hot experts, or CG."""
     streaming, default = settings.streaming or StreamSettings(), StreamSettings()
     exchanges = streaming.exchange != "off" and has_hot
     if not (settings.token_assignment or exchanges or streams):
@@ -121,7 +122,7 @@ def _residents(
     first_device_layer: int,
     settings: Sequence[SplitSettings],
 ) -> tuple[bool, ...]:
-    """Which operators' inputs and results are on the device, each device's layers by themselves."""
+    """Whether each operator's inputs and results are on its device; the layers of each device are checked apart."""
     found = [False] * len(operators)
     rows = [by_name[operator.name] for operator in operators]
     for device in sorted({row.device for row in rows}):
@@ -140,12 +141,12 @@ def _residents(
     return tuple(found)
 
 
-def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: bool) -> str:
-    cc, cg, gg = slice_counts(operator, placement)
+def _tensor_line(operator: Operator, row: OperatorPlacement, resident: bool) -> str:
+    cc, cg, gg = slice_counts(operator, row)
     shape = "x".join(str(extent) for extent in operator.shape)
-    layout = _word(placement.layout or CPU_DEVICE) if cc else _NO_LAYOUT
+    layout = _word(row.layout or CPU_DEVICE) if cc else _NO_LAYOUT
     line = f"tensor {_word(operator.name)} {operator.type} {shape} {cut_axis(operator)} {cc} {cg} {gg} {layout}"
-    line += f" hot={','.join(map(str, placement.hot_experts))}" if placement.hot_experts else ""
+    line += f" hot={','.join(map(str, row.hot_experts))}" if row.hot_experts else ""
     line += " resident" if resident else ""
     line += " input=F32" if operator.input_f32 else ""
     chunk = chunk_of(operator)

@@ -12,13 +12,13 @@ Counts = tuple[int, int, int]
 FRACTION_TOLERANCE = 1e-9  # of gg + cg + cc, and of a fraction against a whole number of elements, of the extent
 
 
-def slice_counts(operator: Operator, placement: OperatorPlacement) -> Counts:
-    """(CC, CG, GG) of a placement. Raises PlanError for fractions that are not whole elements, do not add up, or do not
+def slice_counts(operator: Operator, row: OperatorPlacement) -> Counts:
+    """(CC, CG, GG) of a row. Raises PlanError for fractions that are not whole elements, do not add up, or do not
     match the granularity; the error names the nearest valid fraction."""
     extent, step, axis = cut_extent(operator), cut_granularity(operator), cut_axis(operator)
-    if (cut := placement.cut) is not None and sum(cut) == extent and not cut[0] % step and not (cut[0] + cut[1]) % step:
+    if (cut := row.cut) is not None and sum(cut) == extent and not cut[0] % step and not (cut[0] + cut[1]) % step:
         return cut
-    fractions = {"cc": placement.cc, "cg": placement.cg, "gg": placement.gg}
+    fractions = {"cc": row.cc, "cg": row.cg, "gg": row.gg}
     counts = {name: round(fraction * extent) for name, fraction in fractions.items()}
     inexact = [
         name
@@ -43,24 +43,24 @@ def slice_counts(operator: Operator, placement: OperatorPlacement) -> Counts:
     return counts["cc"], counts["cg"], counts["gg"]
 
 
-def hot_bytes(operator: Operator, placement: OperatorPlacement) -> int:
+def hot_bytes(operator: Operator, row: OperatorPlacement) -> int:
     """Bytes of the experts that the device holds whole."""
-    return operator.bytes // operator.shape[2] * len(placement.hot_experts)
+    return operator.bytes // operator.shape[2] * len(row.hot_experts)
 
 
-def device_share(operator: Operator, placement: OperatorPlacement) -> float:
+def device_share(operator: Operator, row: OperatorPlacement) -> float:
     """Share of the weight on the device: GG, or whole experts."""
-    return placement.gg + len(placement.hot_experts) / operator.shape[2]
+    return row.gg + len(row.hot_experts) / operator.shape[2]
 
 
-def check_hot_experts(operator: Operator, placement: OperatorPlacement) -> None:
+def check_hot_experts(operator: Operator, row: OperatorPlacement) -> None:
     """Raises PlanError for hot experts of an operator without experts, unknown or unsorted ones, or a cut operator."""
-    hot, n_expert = placement.hot_experts, operator.shape[2]
+    hot, n_expert = row.hot_experts, operator.shape[2]
     if not hot:
         return
     if operator.op != "MUL_MAT_ID":
         raise PlanError(f"operator {operator.name} has hot_experts but is not a mul-mat by experts; make a new plan")
-    if placement.cc != 1:
+    if row.cc != 1:
         raise PlanError(f"operator {operator.name} has hot_experts, so it stays whole on the host: cc must be 1")
     if list(hot) != sorted(set(hot)) or not 0 <= hot[0] <= hot[-1] < n_expert:
         raise PlanError(

@@ -1,10 +1,10 @@
-"""GPU affinity and the smart operator scheduling algorithm (OATO, section 3.3 and Algorithm 1, its lines named).
+"""GPU affinity and the smart operator scheduling algorithm (OATO, section 3.3 and Algorithm 1, with its line numbers).
 
-B_i = (T_ci - T_gi - T'_i) / M_i is what operator i saves in seconds for each byte of device memory; G_i is B_i scaled
-to 0..1. Algorithm 1 ranks by B, computes T', ranks again until the affinities are stable (lines 1-15), and fills the
-device in that order (lines 16-31). It does not define T': planner/transfers.py defines ours. T' needs a placement,
-which lines 6-15 do not have yet: so each ranking is filled by lines 16-31 at once, and the next T' follows from that
-placement.
+B_i = (T_ci - T_gi - T'_i) / M_i: the seconds that operator i saves per byte of device memory. G_i is B_i scaled to
+0..1. Algorithm 1 ranks by B, computes T', and ranks again until the affinities are stable (lines 1-15); then it fills
+the device in that order (lines 16-31). It does not define T'; planner/transfers.py defines ours. T' depends on a
+placement, which lines 6-15 do not have yet. So each ranking is filled at once (lines 16-31), and that placement gives
+the next T'.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Literal
 from oallama.core.affinity_report import Affinity
 from oallama.core.types import Operator
 from oallama.cost.whole import Costs, placement_seconds
-from oallama.planner.placement import Placement, placements
+from oallama.planner.placement import Placement, operator_rows
 from oallama.planner.transfers import Transfers
 
 AffinityRule = Literal["default", "paper"]
-"""paper: T' is never negative, and the placement that Algorithm 1 converged to is kept (whole.search)."""
+"""paper: T' is never negative, and the result is the placement that Algorithm 1 converged to (whole.search)."""
 
 FillRule = Literal["continue", "full", "paper"]
-"""continue: skip operators that do not fit or gain nothing on the device (the default). full: then fill the remaining
-memory, with or without gain (whole.use_up). paper: stop at the first operator that does not fit, with or without
-gain."""
+"""continue (default): skip operators that do not fit or gain nothing on the device. full: then also fill the remaining
+memory with operators that gain nothing (whole.use_up). paper: place operators with or without gain, and stop at the
+first that does not fit."""
 
 MOST_ROUNDS = 50
-"""Most rounds of lines 6-15 without a cycle. Of 354 searches of the corpus three come so far; eight rounds give the
-same plans."""
+"""Most rounds of lines 6-15 without a cycle. Three of 354 searches of the corpus reach it; eight rounds give the same
+plans."""
 
 
 def saved(t_cpu_s: float, t_gpu_s: float | None, t_transfer_s: float) -> float:
-    """T_c - T_g - T': seconds saved on the device. Minus infinity if it cannot compute the operator (T_g None)."""
+    """T_c - T_g - T': seconds saved on the device; minus infinity if it cannot compute the operator (T_g None)."""
     return -inf if t_gpu_s is None else t_cpu_s - t_gpu_s - t_transfer_s
 
 
@@ -55,7 +55,7 @@ def rank(benefits: Sequence[float]) -> tuple[int, ...]:
 
 
 def fill(order: Sequence[int], sizes: Sequence[int], budget: int, rule: FillRule = "continue") -> frozenset[int]:
-    """Lines 17-24: the items of `order` that go to the device, within `budget` bytes.
+    """Lines 17-24: take the items of `order` that fit `budget` bytes.
 
     order: item indices, best first; sizes: bytes of every item.
     """
@@ -76,14 +76,14 @@ def algorithm_1(
     *,
     transfers: Transfers,
     rule: FillRule = "continue",
-    published: bool = False,
+    paper: bool = False,
 ) -> Placement:
-    """Algorithm 1 over the operators of the layers from first_device_layer on, whose norms and KV are on the device. A
-    placement met before is a cycle, in which the loop would run for ever: it ends it unconverged. The placement with
-    the least predicted time of all that were met is returned.
+    """Run Algorithm 1 over the operators of the layers from first_device_layer on, whose norms and KV are on the
+    device. Ends when the placement is stable (converged), or when an earlier placement comes again (a cycle). Returns
+    the placement with the least predicted time among all rounds.
 
-    budget: bytes for the weights of operators (line 16: of 0.90 of the memory). published: return the placement of the
-    stable affinities, whatever is predicted of it; of a cycle the fastest in it.
+    budget: bytes for the weights of operators (line 16: from 0.90 of the memory). paper: return the stable placement,
+    even if an earlier one is predicted faster; of a cycle, the fastest in it.
     """
     begin = costs.graph.first_operator(first_device_layer)
     operators, on_host = costs.operators[begin:], (False,) * begin
@@ -97,16 +97,16 @@ def algorithm_1(
         return (*on_host, *map(chosen.__contains__, range(len(operators))))  # lines 25-30
 
     def ended(last: tuple[bool, ...], iteration: int, converged: bool) -> Placement:
-        """last: the placement that the loop came to, or came back to."""
+        """The result. last: the placement at which the loop ended, or that came again."""
         found = list(met)
-        kept = min(found[found.index(last) :] if published else found, key=lambda seen: met[seen])
+        kept = min(found[found.index(last) :] if paper else found, key=lambda seen: met[seen])
         return Placement.whole(kept, first_device_layer, met[kept], iteration, converged)
 
     placement = ranked_and_filled([0.0] * len(operators))  # lines 2-5
     met = {placement: placement_seconds(costs, placement, first_device_layer)}
     for iteration in range(1, MOST_ROUNDS + 1):  # line 6
         following = ranked_and_filled(transfers.of_all(placement, first_device_layer))  # lines 8-11
-        if following in met:  # the one before again: same neighbours, same T', so the affinities are stable (line 12)
+        if following in met:  # the same placement as before gives the same T': the affinities are stable (line 12)
             return ended(following, iteration, following == placement)
         met[following] = placement_seconds(costs, following, first_device_layer)
         placement = following
@@ -116,9 +116,9 @@ def algorithm_1(
 def affinities(
     costs: Costs, operators: Sequence[Operator], placement: Placement, rule: AffinityRule = "default"
 ) -> tuple[Affinity, ...]:
-    """The report's rows, best rank first: every operator's T' and B given where all the others finally are."""
+    """The report's rows, best rank first: T' and B of each operator, with all others where the placement has them."""
     transfers, rows = Transfers(costs, rule == "paper"), list[Affinity]()
-    placed = placements(operators, placement)
+    placed = operator_rows(operators, placement)
     for i, (o, cost, place) in enumerate(zip(operators, costs.operators, placed, strict=True)):
         times = cost.t_cpu_s, cost.t_gpu_s, transfers.of(placement.on_device, placement.first_device_layer, i)
         possible = cost.t_gpu_s is not None

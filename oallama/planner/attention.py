@@ -1,7 +1,7 @@
 """Flash attention on or off, chosen together with the placement by predicted time. Pure.
 
-Stock llama.cpp turns flash attention on wherever a device has it. On the CPU that gains for prompts and costs beyond
-some hundreds of tokens of context when generating (docs/decisions.md), so that no fixed choice is right.
+Stock llama.cpp turns flash attention on if a device supports it. On the CPU that is faster for prompts, and slower for
+decode beyond some hundreds of tokens of context (docs/decisions.md), so no fixed choice is right.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from oallama.profile.wanted import in_steps
 
 SCORES_SHARE, SCORES_BYTES = 0.5, 256 * MIB
 """Without flash attention a compute buffer holds the scores of a micro-batch against the whole context. It may take
-this share of the model file, or so many bytes where that is more."""
+this share of the model file's bytes, or SCORES_BYTES if that is more."""
 
 
 def with_attention(profile: Profile, flash_attn: FlashAttention) -> Profile:
-    """The profile with the non-matmul cases of one mode only ("auto": all of them). A device without cases of
-    that mode keeps the others."""
+    """The profile with non-matmul cases of one mode only ("auto": of all). A device without cases of that mode keeps
+    the others."""
     if flash_attn == "auto":
         return profile
     wanted = flash_attn == "on"
@@ -40,7 +40,7 @@ def with_attention(profile: Profile, flash_attn: FlashAttention) -> Profile:
 def attention_seconds(
     profile: Profile, flash_attn: FlashAttention, device: str, passes: Sequence[Pass]
 ) -> float | None:
-    """Seconds of one layer beside its operators over these passes; None if the profile has not timed that way."""
+    """Seconds of one layer's non-matmul work over these passes; None if the profile has no cases of that mode."""
     known = any(case.device == device and case.shape.flash_attn == (flash_attn == "on") for case in profile.rest)
     return non_matmul_seconds(index_non_matmul(with_attention(profile, flash_attn)), device, passes) if known else None
 
@@ -48,11 +48,11 @@ def attention_seconds(
 def attention_choices(
     profile: Profile, passes: Sequence[Pass], plain_allowed: bool = True
 ) -> tuple[FlashAttention, ...]:
-    """The ways that are worth planning with: one where the CPU and the device agree on the faster over these passes,
-    else both, the device's first: which is better then depends on how many layers each has. A way that one of them
-    lacks is left out. Empty: the profile does not tell.
+    """The modes worth planning with. One, if it is the faster one over these passes on both CPU and device; else both,
+    the device's faster one first, as the better one then depends on the number of layers of each. Modes that CPU or
+    device lacks are left out. Empty: the profile does not tell.
 
-    plain_allowed: whether attention may go without flash attention at all (type of the V cache, memory).
+    plain_allowed: whether flash attention may be off (type of the V cache, memory).
     """
     faster: list[FlashAttention] = []
     lacking: set[FlashAttention] = set() if plain_allowed else {"off"}
@@ -77,16 +77,16 @@ _MODES: tuple[FlashAttention, ...] = ("on", "off")
 def non_matmul_total(
     profile: Profile, flash_attn: FlashAttention, layers: tuple[int, int], passes: Sequence[Pass]
 ) -> float:
-    """Seconds of all layers beside their operators. layers: how many are on the CPU, how many on the device."""
+    """Seconds of the non-matmul work of all layers. layers: numbers of layers on the CPU and on the device."""
     on_cpu, on_device = non_matmul_of(index_non_matmul(with_attention(profile, flash_attn)), profile.device, passes)
     return layers[0] * on_cpu + layers[1] * on_device
 
 
 def usual_attention(passes: Sequence[Pass]) -> FlashAttention:
-    """The way on the CPU where nothing was measured: by the times that attention usually takes (TOKEN_UNITS).
+    """The faster mode on the CPU without a profile, by typical times (TOKEN_UNITS).
 
-    With flash attention a token costs as much as it sees, without it as much as it is shown, which is the cache in
-    steps of KV_STEP positions with those to come among them, only that each position costs less.
+    With flash attention a token's time depends on the positions that it sees; without it on the whole cache in steps of
+    KV_STEP positions, later ones included, but each position takes less time.
     """
     with_it = without = 0.0
     for p in passes:
@@ -98,35 +98,35 @@ def usual_attention(passes: Sequence[Pass]) -> FlashAttention:
 
 
 TOKEN_UNITS = ((64, 1.0, 0.8), (2, 2.5, 0.65), (1, 1.0, 0.6))
-"""(least batch, with flash attention, without): time of one position for one token, in that of flash attention in
-decode. Rounded from the profile's own cases, on a CPU with AVX-512 and for heads of
-32, 64 and 128 (docs/benchmarks.md): in batches below 64 ggml's CPU flash attention works row by row."""
+"""(least batch, with flash attention, without): time of one position for one token, relative to flash attention in
+decode. Rounded from profiles of a CPU with AVX-512 and heads of 32, 64 and 128 (docs/benchmarks.md): in batches below
+64 ggml's CPU flash attention works row by row."""
 
 
 def scores_fit(model: ModelInfo, workload: Workload) -> bool:
-    """Whether the scores' buffer is small enough (F32, n_ctx positions for each head and token of a micro-batch)."""
+    """Whether the buffer of scores is small enough (F32, n_ctx positions for each head and token of a micro-batch)."""
     n_bytes = 4 * workload.n_ctx * workload.largest_batch * model.n_head
     return n_bytes <= max(SCORES_BYTES, SCORES_SHARE * model.file_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """How attention is chosen for one model, given what the user asked for.
+    """How attention is chosen for a model under the user's options.
 
-    passes, below: forward passes that attention is chosen for; None: those of the workload.
+    passes (of the methods): forward passes to choose for; None: those of the workload.
     """
 
     model: ModelInfo
     asked: Options
 
     def attention(self, flash_attn: FlashAttention) -> Attention:
-        """Attention with the KV cache that was asked for, F16 where none was."""
+        """Attention in this mode, with the requested types of the KV cache (default F16)."""
         return self.asked.attention(Attention(flash_attn))
 
     def unmeasured_on_cpu(
         self, workload: Workload, known: Callable[[], Profile | None], passes: Sequence[Pass] | None = None
     ) -> FlashAttention:
-        """The way on the CPU alone where nothing is to be measured. known: a profile, if there happens to be one."""
+        """The mode on the CPU alone without new measurements. known: returns a profile if one exists."""
         if self.asked.flash_attn != "auto":
             return self.asked.flash_attn
         if not self._plain_allowed(workload):
@@ -138,14 +138,14 @@ class AttentionRule:
     def modes(
         self, profile: Profile, workload: Workload, passes: Sequence[Pass] | None = None
     ) -> tuple[FlashAttention, ...]:
-        """Settings of flash attention that are compared."""
+        """The modes to compare."""
         if self.asked.flash_attn != "auto":
             return (self.asked.flash_attn,)
         return attention_choices(profile, _passes(workload, passes), self._plain_allowed(workload)) or ("auto",)
 
     def allows(self, flash_attn: FlashAttention, workload: Workload) -> bool:
-        """Whether attention may have this workload's micro-batch: without flash attention the buffer of its scores must
-        stay small."""
+        """Whether this workload's micro-batch is possible: without flash attention its buffer of scores must be small
+        enough."""
         return flash_attn != "off" or scores_fit(self.model, workload)
 
     def _plain_allowed(self, workload: Workload) -> bool:
@@ -154,14 +154,14 @@ class AttentionRule:
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """The planning problems of a model on a device, by attention mode. profile: of all modes."""
+    """The planning problems of a model on a device, by attention mode. profile: with the cases of all modes."""
 
     rule: AttentionRule
     profile: Profile
     of: Callable[[FlashAttention], Problem]
 
     def worth_planning(self, request: Request) -> list[Problem]:
-        """One for each attention mode that may be the fastest for a request."""
+        """The problems of the attention modes that may be the fastest for a request."""
         asked, own = self.rule.asked.flash_attn, request.policy.attention if request.policy else None
         modes = self.rule.modes(self.profile, request.workload, request.passes)
         if own is not None:
@@ -170,7 +170,7 @@ class Problems:
 
 
 def seconds_over(problem: Problem, decision: VerifiedPlan, passes: Sequence[Pass] | None) -> float:
-    """Predicted seconds of the workload, with attention over `passes` in place of the workload's own."""
+    """Predicted seconds of the workload, with the non-matmul work of `passes` instead of its own passes."""
     total = decision.predicted.total_s
     if passes is None:
         return total

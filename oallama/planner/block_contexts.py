@@ -1,6 +1,6 @@
-"""The blocks that may be sliced beside a placement of whole operators, with the prices of what surrounds them there.
+"""The blocks that may be sliced beside a placement of whole operators, with their contexts.
 
-Layers are alike, so blocks are of few kinds, and few parts of layers have neighbours of their own: each is priced once.
+Most layers are equal, so there are few kinds of blocks and few different surroundings; each is priced once.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from oallama.planner.placement import Placement
 from oallama.planner.problem import Problem, costs_of, costs_over
 
 Types = tuple[BlockType, ...]
-"""A block in each host layout of its CC."""
+"""The types of a block, one for each host layout of its CC."""
 
 Part = tuple[int | None, bool]
 """(layer, whether it is the layer's FFN)."""
 
 
 class BlockContexts:
-    """Blocks of a problem with their contexts, at the batch sizes of a workload and of its profile."""
+    """Blocks of a problem with their contexts, at the batch sizes of the workload and of the profile."""
 
     def __init__(self, problem: Problem, workload: Workload) -> None:
         self._problem, self._workload = problem, workload
         self._families: dict[Hashable, list[int]] = defaultdict(list)  # operators that may form one block
         for i, (operator, can) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
-            drafts = operator.is_last and workload.step.shares_output  # as whole as the block that drafts with it
+            drafts = operator.is_last and workload.step.shares_output  # stays whole, as the MTP block does
             if can and not drafts:
                 self._families[ffn_of(i, operator)].append(i)
         n_layer = problem.graph.n_layer
@@ -69,17 +69,18 @@ class BlockContexts:
 
     @property
     def biased_layers(self) -> frozenset[int]:
-        """Whose experts have biases."""
+        """Layers whose experts have biases."""
         return frozenset(self._biased)
 
     def blocks(
         self, placement: Placement, together: Collection[int] = (), cuts: Sequence[Hashable] | None = None
     ) -> list[Block]:
-        """The blocks that may be sliced. What is in none stays where `placement` has it, and lies between them.
+        """The blocks that may be sliced. Other operators stay where `placement` has them; their time is inter-block
+        time.
 
-        together: layers whose experts with biases are one block each, which has no slices, where all of it is on the
-        host. cuts: of each operator; mul-mats of one FFN form one block where theirs are equal. None: as `placement`
-        cuts them."""
+        together: layers whose experts with biases form one block each (for hot experts; it has no slices), if all of
+        them are on the host. cuts: of each operator; mul-mats of one FFN with equal cuts form one block. None: the
+        placement's."""
         cuts = _cuts_of(placement) if cuts is None else cuts
         on_device, first_layer = placement.on_device, placement.first_device_layer
         whole = [self._biased[layer] for layer in together if layer in self._biased]
@@ -103,7 +104,7 @@ class BlockContexts:
         inside = frozenset(i for block, _ in found for i in block.operators)
         takes, behind = self._problem.profile.takes_residents, self._problem.first is not None
         is_resident = residents(operators, on_device, first_layer, takes, behind, within)
-        # the slices of these are between neighbours on the device, which they cross to and from by themselves
+        # blocks that live on the device count as there; their own copies are priced with the slices
         at = (
             tuple(is_device or resident for is_device, resident in zip(on_device, is_resident, strict=True)),
             first_layer,
@@ -133,7 +134,8 @@ class BlockContexts:
         return blocks
 
     def _whole_curves(self, uses: bool, members: Sequence[int]) -> tuple[Curve, Curve]:
-        """Seconds of a block that llama.cpp runs on the host, and of these what it copies to the device."""
+        """Seconds of a block that llama.cpp runs on the host, and the part of them that copies weights to the
+        device."""
         return (
             self._curve(uses, lambda costs: sum(costs.operators[i].t_cpu_s for i in members)),
             self._curve(uses, lambda costs: sum(costs.operators[i].streamed_s for i in members)),
@@ -142,11 +144,11 @@ class BlockContexts:
     def _inter_block_shares(
         self, blocks: Sequence[SplitBlock], on_device: Sequence[bool], first_layer: int, inside: frozenset[int]
     ) -> list[float]:
-        """Share of the inter-block time before each block, in decode, against the mean of all. What lies behind the
-        last block lies before the first of the next token. Device copies are taken to be spread alike."""
+        """Inter-block time before each block in decode, relative to the mean of all blocks. Work after the last block
+        counts before the first block of the next token. Device copies are assumed to be spread in the same way."""
         n_layer = self._problem.graph.n_layer
         costs = self.costs_at(min(self._over), first_layer <= n_layer)
-        between = [0.0] * (2 * n_layer + 2)  # by layer, attention before FFN; the output is behind all
+        between = [0.0] * (2 * n_layer + 2)  # by layer, attention before FFN; the output comes last
         for i, (is_device, sides) in enumerate(zip(on_device, costs.sides_s, strict=True)):
             if i not in inside:
                 between[self._parts[i]] += sides[is_device]
@@ -161,14 +163,14 @@ class BlockContexts:
         return [len(blocks) * seconds / total if total > 0 else 1.0 for seconds in before]
 
     def _blocks_in(self, members: tuple[int, ...], cuts: tuple[int, ...]) -> list[tuple[SplitBlock, Types]]:
-        """Blocks that these operators of one family form, without what surrounds them. Equal types are one object."""
+        """Blocks that these operators of one family form, without contexts. Equal types are one object."""
         operators, n_run, blocks = self._problem.operators, self._problem.graph.n_run, []
         for block in family_blocks(operators, members, cuts):
             first, types = operators[block.operators[0]], block_types(self._problem.kernels, operators, block)
             outputs_only = computes_outputs_only(first, n_run)
-            has_plain = any(cost.layout == PLAIN_LAYOUT for cost in types)  # which the device reads
+            has_plain = any(kind.layout == PLAIN_LAYOUT for kind in types)  # which the device reads
             streamable = takes_n_g(first) and not block.biases and has_plain
-            types = tuple(replace(cost, outputs_only=outputs_only, takes_n_g=streamable) for cost in types)
+            types = tuple(replace(kind, outputs_only=outputs_only, takes_n_g=streamable) for kind in types)
             blocks.append((block, self._types.setdefault(types, types)))
         return blocks
 
@@ -206,19 +208,19 @@ class BlockContexts:
         return found
 
     def _curve(self, llama_uses_device: bool, seconds: Callable[[Costs], float]) -> Curve:
-        """Seconds of one pass by its batch size; where the workload has several of one size, their mean."""
+        """Seconds of a pass by batch size: the mean over the workload's passes of that size."""
         return tuple(
             (n_tokens, seconds(self.costs_at(n_tokens, llama_uses_device)) / sum(p.count for p in over))
             for n_tokens, over in sorted(self._over.items())
         )
 
     def _costs_at(self, n_tokens: int, llama_uses_device: bool) -> Costs:
-        """Costs of the workload's passes over so many tokens, together."""
+        """Costs of the workload's passes over n_tokens tokens, added up."""
         layouts = self._layouts(llama_uses_device)
         return costs_over(self._problem, self._over[n_tokens], llama_uses_device, layouts, mapped=False)
 
     def _layouts_for(self, llama_uses_device: bool) -> tuple[str, ...]:
-        """Layout in which the host holds each operator that is not cut."""
+        """Host layouts of operators that are not cut."""
         return costs_of(self._problem, self._workload, "mixed", llama_uses_device).layouts
 
 
@@ -237,7 +239,7 @@ def _alike(cuts: Sequence[Hashable]) -> tuple[int, ...]:
 
 
 def _types_behind(types: Types, behind: Behind) -> Types:
-    return tuple(cost.behind(behind) for cost in types)
+    return tuple(kind.behind(behind) for kind in types)
 
 
 def _cuts_of(placement: Placement) -> Sequence[Hashable]:

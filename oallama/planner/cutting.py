@@ -1,9 +1,9 @@
 """The best cuts of a block, and the tokens of a prompt that use CC on the device (ScheInfer, section IV).
 
 r_CG* (IV-A3, Eq. 6-13): with r_GG fixed every task's duration is affine in r_CG, so the finishing time is piecewise
-affine. The paper compares where its expressions meet in three cases, which take all mul-mats as equal and know neither
-joins nor copies that run ahead; here the timeline itself is searched (`least`). n_g (IV-B, Eq. 15): for one token more
-on the device the CPU has one less; for the first, CC must be streamed. The rates stay; one n_g holds for all layers.
+affine. The paper solves three cases, which assume equal mul-mats, no joins and no copies that run ahead; here the
+timeline itself is searched (`least`). n_g (IV-B, Eq. 15): each token moved to the device is one less for the CPU, and
+the first one makes CC a streamed slice. Cuts stay the same; one n_g holds for all layers.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from oallama.cost.passes import Pass, passes
 from oallama.cost.slices import BlockType, Cut, Pricing
 
 GRID = 4
-"""Points at which the search for the least begins. Eight change none of 32 plans of the corpus, and take longer."""
+"""Starting points of the search for the least. Eight change none of 32 plans of the corpus, and take longer."""
 
 
 def least(seconds: Callable[[int], float], low: int, high: int) -> tuple[int, float]:
-    """(x, seconds(x)) of the least over low..high of a function that is convex but for its ends, a few kinks and a few
-    valleys; of equals the lowest x.
+    """(x, seconds(x)) of the minimum over low..high; the lowest x of equal ones. The function is convex, except for
+    jumps at both ends, a few kinks and a few valleys.
 
-    Of few numbers all are looked at. Of many the ends by themselves, as the function may jump there; between them GRID
-    points, and then downhill, by ever smaller steps, from each of these that is lower than its neighbours: streams that
-    slow each other down may make more than one valley.
+    A short range is tried completely. Otherwise: both ends, GRID points between them, and downhill by halving steps
+    from each point that is lower than its neighbours, as contention between streams may make several valleys.
     """
     known: dict[int, float] = {}
 
@@ -55,8 +54,7 @@ def least(seconds: Callable[[int], float], low: int, high: int) -> tuple[int, fl
 
 
 def downhill(seconds: Callable[[int], float], x: int, stride: int, first: int, last: int) -> int:
-    """Walk downhill from x within first..last, by ever smaller steps from `stride` on, until no neighbour is lower.
-    Returns where that is."""
+    """Walk downhill from x within first..last, by steps that halve from `stride` to 1. Returns the local minimum."""
     while stride:
         lower = next((y for y in (x - stride, x + stride) if first <= y <= last and seconds(y) < seconds(x)), None)
         x, stride = (x, stride // 2) if lower is None else (lower, stride)
@@ -64,27 +62,27 @@ def downhill(seconds: Callable[[int], float], x: int, stride: int, first: int, l
 
 
 ROWS_AT_ONCE = 4
-"""Rows that ggml's repacked kernels multiply at a time; what is left of a batch goes row by row, each nearly as long as
-a batch of one. Profiles hold times of few batch sizes, between which the price is linear and knows nothing of it."""
+"""Rows that ggml's repacked kernels multiply at a time; the remaining rows of a batch are multiplied one by one, each
+nearly as slow as a batch of one. Prices do not show this: they are linear between the few profiled batch sizes."""
 
 CutBlocks = Sequence[tuple[BlockType, Cut]]
 Counted = Sequence[tuple[BlockType, Cut, int]]
-"""One of each kind of block with each cut, and how many there are."""
+"""(type, cut, number of such blocks)."""
 
 TokenTable = tuple[tuple[int, int], ...]
 """((n_tokens, n_g), ...) with ascending n_tokens: Plan.token_assignment."""
 
 
-def best_cg(cost: BlockType, gg: int, seconds: Callable[[Cut], float]) -> tuple[Cut, float]:
-    """The best CC and CG beside gg elements on the device, and its seconds; of equals, the least CG. Eq. 13.
+def best_cg(kind: BlockType, gg: int, seconds: Callable[[Cut], float]) -> tuple[Cut, float]:
+    """The best CC and CG beside gg elements on the device (Eq. 13), and its seconds; the least CG of equal ones.
 
     gg: elements such that the rest is a multiple of the block's step, or all of the extent.
     """
-    step, rest = cost.block.step, cost.block.extent - gg
+    step, rest = kind.block.step, kind.block.extent - gg
     n_steps = ceil(rest / step)
 
     def cut(n_streamed: int) -> Cut:
-        """Cut with so many steps of CG; the last step may be a part of one."""
+        """The cut with n_streamed steps of CG; the last step may be partial."""
         cc = (n_steps - n_streamed) * step if n_streamed else rest
         return Cut(cc, rest - cc, gg)
 
@@ -92,29 +90,29 @@ def best_cg(cost: BlockType, gg: int, seconds: Callable[[Cut], float]) -> tuple[
     return cut(n_streamed), best_s
 
 
-def pass_seconds(layers: CutBlocks, on: Pricing, n_tokens: int, n_g: int) -> float:
-    """Seconds of all layers in a pass over n_tokens tokens, one of which gives logits; each among others like it."""
-    return counted_seconds(count_blocks(layers), on, n_tokens, n_g)
+def pass_seconds(cut_blocks: CutBlocks, pricing: Pricing, n_tokens: int, n_g: int) -> float:
+    """Seconds of the blocks in a pass over n_tokens tokens, one of which gives logits: steady-state seconds of each."""
+    return counted_seconds(count_blocks(cut_blocks), pricing, n_tokens, n_g)
 
 
-def count_blocks(layers: CutBlocks) -> Counted:
-    """One of each kind of block with each cut, and how many there are."""
-    return [(*layer, count) for layer, count in Counter(layers).items()]
+def count_blocks(cut_blocks: CutBlocks) -> Counted:
+    """Count equal blocks with equal cuts."""
+    return [(*cut_block, count) for cut_block, count in Counter(cut_blocks).items()]
 
 
-def counted_seconds(layers: Counted, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
+def counted_seconds(counted: Counted, pricing: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
     """Seconds of one pass over counted blocks."""
-    return sum(count * on.seconds(cost, cut, n_tokens, n_g, n_outputs) for cost, cut, count in layers)
+    return sum(count * pricing.seconds(kind, cut, n_tokens, n_g, n_outputs) for kind, cut, count in counted)
 
 
-def least_n_g(layers: Counted, on: Pricing, n_tokens: int) -> tuple[int, float]:
-    """(n_g, seconds of the pass) with the least seconds, such that the CPU's tokens come in groups (in_groups); of
-    equals the smallest n_g."""
-    streamable = any(cut.cc and not cut.n_hot and cost.takes_n_g and not cost.outputs_only for cost, cut, _ in layers)
+def least_n_g(counted: Counted, pricing: Pricing, n_tokens: int) -> tuple[int, float]:
+    """(n_g, seconds of the pass) with the least seconds, the smallest n_g of equal ones. The CPU's number of tokens is
+    one of in_groups."""
+    streamable = any(cut.cc and not cut.n_hot and kind.takes_n_g and not kind.outputs_only for kind, cut, _ in counted)
 
     @cache
     def seconds(n_g: int) -> float:
-        return counted_seconds(layers, on, n_tokens, n_g)
+        return counted_seconds(counted, pricing, n_tokens, n_g)
 
     if not streamable:
         return 0, seconds(0)
@@ -125,18 +123,18 @@ def least_n_g(layers: Counted, on: Pricing, n_tokens: int) -> tuple[int, float]:
 
 
 def in_groups(n_cpu: int, n_tokens: int) -> set[int]:
-    """The numbers of a batch's tokens next to n_cpu of which the CPU's kernels leave no row over: none, one, all of
-    them, or a multiple of ROWS_AT_ONCE."""
+    """The numbers of tokens nearest to n_cpu that leave the CPU's kernels no remaining rows: 0, 1, n_tokens, or a
+    multiple of ROWS_AT_ONCE."""
     down = n_cpu // ROWS_AT_ONCE * ROWS_AT_ONCE
     return {n_cpu} if n_cpu in (down, 1, n_tokens) else {down, min(down + ROWS_AT_ONCE, n_tokens)}
 
 
-def token_table(layers: CutBlocks, on: Pricing, most: int, also: Collection[int] = ()) -> TokenTable:
-    """n_g at the powers of two up to `most` tokens, at the lengths in `also`, and at the first prompt that has any with
-    the one before it, so that interpolation does not smear the step there. Empty where no length gains."""
+def token_table(cut_blocks: CutBlocks, pricing: Pricing, most: int, also: Collection[int] = ()) -> TokenTable:
+    """n_g at the powers of two up to `most` tokens, at the lengths in `also`, and at the shortest length with n_g > 0
+    and the length before it, so that interpolation keeps that step. Empty if no length gains."""
     lengths = sorted({2**i for i in range(most.bit_length())} | {most, *also})
-    counted = count_blocks(layers)
-    table = {n: least_n_g(counted, on, n)[0] for n in lengths}
+    counted = count_blocks(cut_blocks)
+    table = {n: least_n_g(counted, pricing, n)[0] for n in lengths}
     used = [n for n in lengths if table[n]]
     if not used:
         return ()
@@ -144,15 +142,15 @@ def token_table(layers: CutBlocks, on: Pricing, most: int, also: Collection[int]
     below = max((n for n in lengths if n < above), default=0)
     while above - below > 1:  # the first length that gains lies in between
         middle = (above + below) // 2
-        n_g = least_n_g(counted, on, middle)[0]
+        n_g = least_n_g(counted, pricing, middle)[0]
         above, below = (middle, below) if n_g else (above, middle)
         table[middle] = n_g
     return tuple((n, n_g) for n, n_g in sorted(table.items()) if n >= max(1, below))
 
 
 def n_g_at(table: TokenTable, n_tokens: int) -> int:
-    """n_g of a pass: what the table says, or linear_n_g less what would leave rows over on the CPU (in_groups). As
-    n_g_at of split/plan.cpp computes it."""
+    """n_g of a pass: the table's value, else linear_n_g lowered so that the CPU's tokens come in groups (in_groups).
+    Computes the same as n_g_at in split/plan.cpp."""
     n_g = linear_n_g(table, n_tokens)
     return n_g if n_tokens in dict(table) else n_tokens - max(in_groups(n_tokens - n_g, n_tokens))
 
@@ -176,11 +174,11 @@ Choice = tuple[Cut, float]
 
 
 class BlockOptions:
-    """Made once for each kind of block."""
+    """The options of each kind of block for the knapsack, cached."""
 
-    def __init__(self, on: Pricing, workload: Workload, streams: bool, n_values: int) -> None:
-        """n_values: of r_GG above 0."""
-        self._on, self._streams, self._n_values = on, streams, n_values
+    def __init__(self, pricing: Pricing, workload: Workload, streams: bool, n_values: int) -> None:
+        """n_values: number of values of r_GG above 0."""
+        self._pricing, self._streams, self._n_values = pricing, streams, n_values
         self._over: dict[Objective, Sequence[Pass]] = {
             "decode": passes(workload, "decode"),
             "workload": passes(workload, "mixed"),
@@ -189,8 +187,8 @@ class BlockOptions:
         self.choices, self._seconds = cache(self._choices), cache(self._seconds_of)
 
     def _choices(self, kind: BlockType, objective: Objective, most_cg: int | None) -> tuple[Choice, ...]:
-        """Fastest choice for each number of bytes on the device, ascending, with the CG that is best for the objective.
-        most_cg: most elements of CG; None: as many as are best."""
+        """The fastest option for each number of bytes on the device, by ascending bytes, with the best CG for the
+        objective. most_cg: most elements of CG; None: no limit."""
         key = (kind.gemms, kind.context.resident, kind.use, objective)
         if key not in self._cuts_of:
             self._cuts_of[key] = self._cuts(kind, objective)
@@ -199,16 +197,16 @@ class BlockOptions:
         return _ascending(kind, [self._best(kind, objective, cuts) for cuts in (*sliced, *hot)])
 
     def _cuts(self, kind: BlockType, objective: Objective) -> tuple[tuple[Cut, ...], ...]:
-        """Cuts by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut, and the best of
-        what is split in two over the workload. At least one step is left beside GG. Of each GG first nothing streamed,
-        then, where weights may be streamed, the best r_CG for the objective."""
+        """Cuts for each GG, ascending: r_GG = i/n for i = 0..n, rounded to the block's step, and the best two-way split
+        over the workload. At least one step is not GG. For each GG: the cut without CG, then, if weights may be
+        streamed, the one with the best r_CG for the objective."""
         extent, step = kind.block.extent, kind.block.step
         if kind.block.biases:
             return ((kind.all_host,),)
         n_steps = ceil(extent / step)
 
         def resident(n: int) -> Cut:
-            """Cut with so many steps of CC, and the rest GG."""
+            """The cut with n steps of CC, and the rest GG."""
             cc = min(n * step, extent)
             return Cut(cc, 0, extent - cc)
 
@@ -226,38 +224,38 @@ class BlockOptions:
         return tuple(map(cuts, sorted(wanted, reverse=True)))
 
     def _best(self, kind: BlockType, objective: Objective, cuts: Sequence[Cut]) -> Choice:
-        """Fastest cut, ignoring n_g; ties stream least."""
+        """The fastest cut, ignoring n_g; the first of equal ones."""
         return min(((cut, self._seconds(kind, cut, objective)) for cut in cuts), key=lambda choice: choice[1])
 
     def _seconds_of(self, kind: BlockType, cut: Cut, objective: Objective) -> float:
         """Seconds of one block over the passes of an objective, ignoring n_g."""
         over = self._over[objective]
-        return sum(p.count * self._on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
+        return sum(p.count * self._pricing.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
 
 
-def _streaming(cost: BlockType, cut: Cut, most_cg: int | None) -> Cut:
-    """The cut with at most so many elements of CG; CC has the others."""
+def _streaming(kind: BlockType, cut: Cut, most_cg: int | None) -> Cut:
+    """The cut with at most most_cg elements of CG; the others become CC."""
     if most_cg is None or cut.cg <= most_cg:
         return cut
-    rest, step = cut.cc + cut.cg, cost.block.step
+    rest, step = cut.cc + cut.cg, kind.block.step
     cc = min(ceil((rest - most_cg) / step) * step, rest)
     return Cut(cc, rest - cc, cut.gg)
 
 
-def _hot_cuts(cost: BlockType, n_values: int) -> tuple[Cut, ...]:
-    """i/n of the experts for i = 1..n, each rounded to whole ones."""
-    if cost.use is None:
+def _hot_cuts(kind: BlockType, n_values: int) -> tuple[Cut, ...]:
+    """Cuts with i/n of the experts hot for i = 1..n, rounded to whole experts."""
+    if kind.use is None:
         return ()
-    least = 1 + cost.use.follows  # one slot is empty while an expert is on its way there
-    counts = {max(least, round(i * cost.n_expert / n_values)) for i in range(1, n_values + 1)}
-    return tuple(cost.all_host._replace(n_hot=n) for n in sorted(counts))
+    least = 1 + kind.use.follows  # one slot is empty while an expert is on its way there
+    counts = {max(least, round(i * kind.n_expert / n_values)) for i in range(1, n_values + 1)}
+    return tuple(kind.all_host._replace(n_hot=n) for n in sorted(counts))
 
 
-def _ascending(cost: BlockType, choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Choices by ascending bytes; for equal bytes the fastest, ties in order."""
+def _ascending(kind: BlockType, choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """The options by ascending bytes; for equal bytes the fastest, or the first of equal ones."""
     fastest: dict[int, Choice] = {}
     for choice in choices:
-        n_bytes = cost.weight_bytes(choice[0])
+        n_bytes = kind.weight_bytes(choice[0])
         if n_bytes not in fastest or choice[1] < fastest[n_bytes][1]:
             fastest[n_bytes] = choice
     return tuple(fastest[n_bytes] for n_bytes in sorted(fastest))

@@ -1,11 +1,11 @@
 """From a request to a plan: every attention mode, the policies of `auto`, and larger micro-batches.
 
-A weight that is streamed, by the split back end or by llama.cpp itself, is read once a micro-batch, whatever its size
-(ScheInfer computes a prompt of 1024 tokens in one pass). A larger one costs device memory: compute buffers and
-activations grow with it. So a placement is searched for anew with it, but only where the one that was found would
-already gain by such passes.
+A streamed weight is read once per micro-batch, whether the split back end or llama.cpp streams it (ScheInfer computes a
+prompt of 1024 tokens in one pass). A larger micro-batch takes more device memory for compute buffers and activations,
+so it needs a new placement. That is searched for only if the placement found for the default micro-batch would already
+be faster with the larger one.
 
-Pure but for the problem's no_alloc load, which answers what a placement puts on the device.
+Pure, except for the problem's no_alloc load, which tells what a placement takes on the device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from oallama.planner.problem import Problem
 from oallama.planner.slicer import slicer_of
 
 AUTO = "auto"
-"""The name of the choice among policies."""
+"""Name of the policy that takes the fastest plan of several policies."""
 
 POLICY_NAMES = (AUTO, *(name for name in policy_names() if name != FIT))
 
@@ -49,8 +49,8 @@ def plan(problems: Problems, request: Request, device: str = "") -> Plan:
 
 
 def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
-    """The placement of the policy that was asked for, or of the fastest by prediction. problems: one for each attention
-    mode, of which the one with the least predicted time is taken; of equal ones the first.
+    """The placement of the requested policy, or the fastest of `auto`'s policies by prediction. problems: one for each
+    attention mode; the mode with the least predicted time is taken, the first of equal ones.
 
     Raises UsageError if the policy cannot place the model, DoesNotFit if it needs the device and not even KV and
     compute buffers of one layer fit, in any mode.
@@ -76,14 +76,14 @@ def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
 
 
 class _Search:
-    """The search for one problem: the policy that was asked for, or those of `auto`; then larger micro-batches."""
+    """The search in one attention mode: the requested policy, or those of `auto`; then larger micro-batches."""
 
     def __init__(self, problem: Problem, request: Request) -> None:
         self._problem, self._request, self._n_first = problem, request, 1
         self.found: list[tuple[Policy, VerifiedPlan]] = []
 
     def tries(self) -> Iterator[tuple[Policy, Request]]:
-        """Yield what to place next; what was found so far decides."""
+        """Yield (policy, request) pairs to place next, depending on what was found so far."""
         problem, request, policy = self._problem, self._request, self._request.policy
         if problem.profile.device == CPU_DEVICE and (policy is None or not policy.is_given):
             yield cpu, request
@@ -102,9 +102,9 @@ class _Search:
         yield from self._larger(replace(asked, required=False))
 
     def _larger(self, asked: Request) -> Iterator[tuple[Policy, Request]]:
-        """The policies again with larger micro-batches, in the order of what they promise, and only where that would
-        win. Another system's policy keeps its micro-batch; so does a placement whose memory was short already, and one
-        with nothing on the device, where nothing is streamed."""
+        """Yield policies again with larger micro-batches, the most promising first, while one is predicted to win.
+        Skips policies that keep their micro-batch, placements whose micro-batch had to be lowered, and placements
+        without a device, which stream nothing."""
         problem, n_layer = self._problem, self._problem.graph.n_layer
         grow = [
             (policy, decision) for policy, decision in self.found
@@ -125,7 +125,7 @@ class _Search:
                 self.found.pop()
 
     def best(self) -> VerifiedPlan:
-        """The plan with the least seconds, with its notes."""
+        """The fastest plan, with its notes."""
         policy, best = min(self.found, key=_seconds)
         _, first = min(self.found[: self._n_first], key=_seconds)
         if best is not first:
@@ -133,8 +133,8 @@ class _Search:
             change = f"raised from {first.workload.n_ubatch} to {best.workload.n_ubatch} tokens"
             note = f"micro-batch {change}: predicted to take {gain:.0%} less time"
             best = replace(best, notes=(note, *best.notes))
-        if policy.published:
-            best = replace(best, notes=(*best.notes, policy.published))
+        if policy.caveat:
+            best = replace(best, notes=(*best.notes, policy.caveat))
         return policy.finish(best, self._request.policy is None)
 
 
@@ -143,14 +143,14 @@ def _seconds(found: tuple[Policy, VerifiedPlan]) -> float:
 
 
 def policies_of_auto(problem: Problem) -> tuple[Policy, ...]:
-    """Return the policies among which `auto` chooses the fastest: whole operators, whole layers, the CPU, and the one
-    with the most choices."""
+    """The policies among which `auto` takes the fastest: whole operators, whole layers, the CPU, and slices (with hot
+    experts if the model can have them)."""
     most = scheinfer if hot_fault(problem) else experts
     return oato, whole_layers, cpu, most
 
 
 def policy_named(policy: str | Policy, rules: Rules = Rules()) -> Policy | None:  # noqa: B008 - frozen
-    """The policy; None for "auto". With an affinity or a fill of the caller's choice "auto" means OATO.
+    """The policy; None for "auto". With a non-default affinity or fill, "auto" means OATO.
 
     Raises UsageError for an unknown policy, and for affinity or fill with a policy other than OATO."""
     chosen = find_policy(policy) if isinstance(policy, str) else policy
@@ -164,8 +164,8 @@ def policy_named(policy: str | Policy, rules: Rules = Rules()) -> Policy | None:
 
 
 def larger_ubatches(workload: Workload, asked: Options) -> tuple[int, ...]:
-    """Micro-batches above the workload's that may suit it, ascending: doubled, and the whole prompt at once, up to
-    n_batch. None if the user fixed it with -ub."""
+    """Larger micro-batches to try, ascending: doubled sizes, and the whole prompt at once, up to n_batch. Empty if the
+    user set one with -ub."""
     if asked.n_ubatch is not None:
         return ()
     whole = -(-workload.n_prompt // PROMPT_STEP) * PROMPT_STEP
@@ -179,8 +179,8 @@ def larger_ubatches(workload: Workload, asked: Options) -> tuple[int, ...]:
 
 
 def seconds_in(problem: Problem, decision: VerifiedPlan, n_ubatch: int, phase: Phase) -> float:
-    """Predicted seconds of a phase with the decision's placement as it is, in micro-batches of n_ubatch, whatever
-    memory these need."""
+    """Predicted seconds of a phase with the decision's placement unchanged and micro-batches of n_ubatch, ignoring the
+    memory that these need."""
     placement, workload = decision.placement, replace(decision.workload, n_ubatch=n_ubatch)
     splits = list(placement.device_splits)
     for device, (part, own) in sliced_parts(problem, placement).items():

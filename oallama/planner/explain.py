@@ -1,11 +1,10 @@
 """Baselines of a plan: stock llama.cpp's --fit, the CPU alone, the physical bound, and tokens by depth. Pure.
 
-The bound is the least time of a pass if the CPU, the device and the link worked all the time and never waited for each
-other. Every operator may be cut anywhere into cc, cg and gg (ScheInfer, section IV-A), so the least time t is that of a
-linear program: what the CPU computes, what the device computes and what the link carries each take no longer than t;
-CPU and link together no more of the DRAM than they were measured to get; gg fits into the device's memory. Launches,
-waits, joins, device copies of activations, norms and attention take nothing. Where it is known which experts are used,
-each may be placed by itself.
+The bound is the least time of a pass if CPU, device and link are always busy and never wait for each other. Every
+operator may be cut anywhere into cc, cg and gg (ScheInfer, section IV-A), so the least time t is the value of a linear
+program: the CPU's work, the device's work and the link's copies each take at most t; CPU and link together use at most
+the measured share of the DRAM; gg fits the device's memory. Launches, waits, joins, device copies of activations, norms
+and attention take 0 s. If expert counts are known, each expert may be placed by itself.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ USE_STEP = 1.01  # by which shares of uses differ that are told apart
 
 @dataclass(frozen=True, slots=True)
 class OperatorWork:
-    """An operator in one pass, seconds by itself. None: the device cannot compute it."""
+    """An operator in one pass: its seconds alone on CPU, device (None: cannot compute it) and link."""
 
     bytes: int
     cpu_s: float
@@ -46,10 +45,10 @@ class OperatorWork:
 
 
 def physical_bound(problem: Problem, workload: Workload, memory: MemoryBreakdown) -> Predicted:
-    """Bounds of TTFT, TPOT and the whole run, with the device's memory that `memory` leaves for weights.
+    """Bounds of TTFT, TPOT and the whole run, with the device memory that `memory` leaves for weights.
 
-    A cap on weights does not count the ring, in which the blocks that were streamed last stay until the next pass: as
-    many blocks as the ring has slots are not copied again. So the cap is raised by what is staged.
+    --gpu-weights does not count the ring, in which the last streamed blocks stay until the next pass and need no copy.
+    So that cap is raised by the staging.
     """
     budget = max(0, memory.limit - memory.kv - memory.compute)
     cap = operators_limit(problem)
@@ -60,7 +59,7 @@ def physical_bound(problem: Problem, workload: Workload, memory: MemoryBreakdown
 
 
 def _passes_s(problem: Problem, over: Sequence[Pass], budget: int) -> float:
-    """Passes that differ in what is in the KV cache alone are one another's equals here."""
+    """Passes counted without their KV depth, which does not matter here."""
     counted: dict[Pass, float] = defaultdict(float)
     for p in over:
         counted[replace(p, n_kv=0, count=1)] += p.count
@@ -90,8 +89,8 @@ def _pass_s(problem: Problem, forward: Pass, budget: int) -> float:
 def _by_expert(
     operator: Operator, cost: OperatorCost, use: ExpertUse, n_tokens: int, n_rows: int, copy_s_per_byte: float
 ) -> list[OperatorWork]:
-    """A work for each expert, by its share of the uses, which is rounded down so that few differ. The device computes
-    no more of an expert than one row of each token."""
+    """A work for each expert, by its share of the uses, rounded down so that there are few different ones. The device
+    computes at most one row of each token per expert."""
     n_expert, n_used = operator.shape[2], operator.n_expert_used
     n_bytes = operator.bytes // n_expert
     works: list[OperatorWork] = []
@@ -112,10 +111,10 @@ def _rounded(share: float) -> float:
 def least_seconds(works: Sequence[OperatorWork], budget: int, dram: float = 2.0) -> float:
     """The least time of all works together with `budget` bytes of weights on the device.
 
-    dram: how many of CPU and link the memory feeds at once, 1 to 2. The linear program's dual: at any prices of a
-    second of the CPU, the device, the link and the DRAM that make one together, no placement takes less than what the
-    cheapest places cost; the best prices give the program's own value. What the DRAM feeds is worth the more the more
-    of the prices of CPU and link is its own, so that is all of the smaller one, and two prices are left to look for.
+    dram: sum of the speeds of CPU and link when both are busy, 1 to 2. Solves the dual of the linear program: for any
+    prices per second of CPU, device, link and DRAM that add up to 1, the cost of the cheapest placement is a lower
+    bound; the best prices give the value. The DRAM's price is best as large as possible, the smaller one of the CPU's
+    and the link's, which leaves two prices to search for.
     """
     cost_at = _dual(Counter(works), budget)
     spared = 2.0 - min(2.0, max(1.0, dram))
@@ -127,7 +126,7 @@ def least_seconds(works: Sequence[OperatorWork], budget: int, dram: float = 2.0)
 
 
 def _dual(works: Counter[OperatorWork], budget: int) -> Callable[[float, float, float], float]:
-    """Cost of all works at prices of CPU, device and link. Works that save the most for each byte are resident."""
+    """Cost of all works at prices of CPU, device and link. Works that save the most per byte are on the device."""
     import numpy as np
 
     n, size = np.array(list(works.values()), dtype=float), np.array([work.bytes for work in works], dtype=float)
@@ -150,7 +149,7 @@ def _dual(works: Counter[OperatorWork], budget: int) -> Callable[[float, float, 
 
 
 def _highest(f: Callable[[float], float], end: float) -> float:
-    """The maximum of a function between 0 and `end` that rises to it and falls behind it."""
+    """The maximum of a unimodal function between 0 and `end`."""
     low, high = 0.0, max(0.0, end)
     a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_a, at_b = f(a), f(b)
@@ -172,11 +171,11 @@ STOCK, CPU_ALONE, BOUND = "stock --fit", "all CPU", "physical bound"
 
 
 def baselines(problem: Problem, workload: Workload, used: MemoryBreakdown, alone: Predicted) -> tuple[Baseline, ...]:
-    """Times that a plan is held against. No stock where llama.cpp itself has no device.
+    """The baselines of a plan; without stock if llama.cpp cannot use the device.
 
-    problem, workload: with stock's attention mode and its micro-batch, so that all plans of a model, a device and a
-    workload are held against the same times. used: by the plan; where that leaves the device alone the bound may use
-    all of it. alone: times of the CPU.
+    problem, workload: with stock's attention mode and micro-batch, so that all plans for a model, a device and a
+    workload have the same baselines. used: the plan's memory; if it does not use the device, the bound may use all of
+    it. alone: times of the CPU alone.
     """
     if problem.profile.device != CPU_DEVICE and not used.limit:
         runtime = problem.runtime_bytes(workload)

@@ -1,7 +1,7 @@
 """The greedy of ScheInfer, section IV-A4, Eq. 14, for a multiple-choice knapsack. Each block has options: bytes on the
-device, and the least time that it then takes (Eq. 13). The importance of an option is the time that it saves over the
-block's present one for each byte that it adds. The most important option of all blocks is taken, again and again, until
-it does not fit. One more option may be taken after any beginning of that path, so that a larger budget is never worse.
+device, and the block's least time with these (Eq. 13). The importance of an option is the time saved per byte added,
+against the block's present option. The greedy takes the most important option of all blocks until one does not fit. To
+any prefix of that path one further option may be added, so that a larger budget is never worse.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from functools import cache
 from math import inf
 
 OptionCosts = Sequence[tuple[int, float]]
-"""(bytes, seconds) of each choice of one block, bytes strictly ascending; the first is what costs no memory."""
+"""(bytes, seconds) of each option of a block, bytes strictly ascending; the first takes no memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """One choice for each block."""
+    """The chosen option of each block."""
 
     chosen: tuple[int, ...]  # index into each block's options
     bytes: int
     seconds: float
-    budget_limited: bool = False  # with a larger budget there would be another choice
+    budget_limited: bool = False  # a larger budget would change it
 
 
 def solve_knapsack(options: Sequence[OptionCosts], budget: int, options_of: Sequence[int] | None = None) -> Selection:
-    """The choices along the greedy's path, and one beyond it, that take the least seconds within `budget` bytes. Ties
-    go to smaller slices and earlier blocks.
+    """The selection with the least seconds within `budget` bytes, of those on the greedy's path with one further option
+    at most. Ties go to smaller slices and earlier blocks.
 
-    options_of: the options of each block; None: each has its own.
+    options_of: index into `options` for each block; None: the blocks have one each, in order.
     """
     members: dict[int, list[int]] = defaultdict(list)  # blocks by options
     for block, number in enumerate(range(len(options)) if options_of is None else options_of):
@@ -43,13 +43,13 @@ def solve_knapsack(options: Sequence[OptionCosts], budget: int, options_of: Sequ
 
     @cache
     def changes(number: int, now: int) -> list[tuple[float, int, int]]:
-        """(seconds saved, bytes added, choice) of what a block may choose instead, what saves the most first."""
+        """(seconds saved, bytes added, option) of the larger options that save time, the most first."""
         now_bytes, now_s = options[number][now]
         gains = [(now_s - s, n - now_bytes, then) for then, (n, s) in enumerate(options[number]) if then > now]
         return sorted((change for change in gains if change[0] > 0), key=lambda change: -change[0])
 
     def ended() -> Selection:
-        """The best so far, or what is chosen now with the one change that saves the most of those that fit."""
+        """The best selection so far, or the present one with the change that fits and saves the most."""
         saved, added, then, block = 0.0, 0, chosen[0], 0
         for number, alike in members.items():
             for at in (alike[0], alike[-1]):  # blocks with the same options have no more than two states
@@ -63,7 +63,7 @@ def solve_knapsack(options: Sequence[OptionCosts], budget: int, options_of: Sequ
     for _, now, number, then in steps:
         (now_bytes, now_s), (then_bytes, then_s) = options[number][now], options[number][then]
         for block in members[number]:
-            # while anything would fit behind this step, it is no worse to end there than here
+            # while every change would still fit after this step, ending after it is no worse than ending before it
             if n_bytes + then_bytes - now_bytes > budget - largest:
                 best = ended()
             if n_bytes + then_bytes - now_bytes > budget:
@@ -74,9 +74,9 @@ def solve_knapsack(options: Sequence[OptionCosts], budget: int, options_of: Sequ
 
 
 def _path(costs: OptionCosts) -> Iterator[tuple[float, int, int]]:
-    """(seconds saved for each byte, rounded; from which choice; to which) of the steps that save the most for each byte
-    (Eq. 14), one after the other. A later step is never worth more, or it would be taken before those that lead to it:
-    equal ones differ by rounding."""
+    """Yield the greedy's steps through one block's options (Eq. 14): (seconds saved per byte, rounded; from option; to
+    option). The first number never rises from step to step: a step that is worth more by rounding alone would be taken
+    before the steps that lead to it."""
     now, least = 0, inf
     while True:
         (n_bytes, seconds) = costs[now]
@@ -93,4 +93,4 @@ def _path(costs: OptionCosts) -> Iterator[tuple[float, int, int]]:
 
 
 TIE = 1e-9
-"""Relative difference of what a byte is worth below which two choices are equal, but for rounding."""
+"""Relative difference in seconds per byte below which two options count as equal: rounding."""

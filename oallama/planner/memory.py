@@ -19,23 +19,22 @@ from oallama.device.card import FLOAT_TYPES
 from oallama.planner.cutting import CutBlocks, TokenTable, linear_n_g
 
 RUNTIME_BYTES = {"CUDA": 48 * MIB, "ROCm": 48 * MIB}
-"""Bytes of its device that one instance of a back end takes beside buffers and its pool, which no load says before it
-computes. ggml-cuda: a cuBLAS workspace (4 MiB; 32 MiB from Hopper on: common.cuh, cublas_handle), and parts of results
-that matrix kernels and attention add up afterwards (mmq.cuh: 64 KiB for each multiprocessor). Of no other back end is
-it known."""
+"""Device bytes that an instance of a back end takes besides buffers and its pool, which no no_alloc load reports.
+ggml-cuda: a cuBLAS workspace (4 MiB; 32 MiB from Hopper on: common.cuh, cublas_handle), and partial results of matrix
+kernels and attention (mmq.cuh: 64 KiB per multiprocessor). Unknown for other back ends."""
 
 CUBLAS_BYTES = 100 * MIB
-"""Bytes of cuBLAS's kernels, which a process loads once: 70 to 100 MB are usual."""
+"""Bytes of cuBLAS's kernels, loaded once per process: usually 70 to 100 MB."""
 
 INTEGER_TYPES = frozenset(
     {"Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ2_XXS",
      "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS", "IQ4_NL", "MXFP4", "NVFP4"}
 )  # fmt: skip
-"""Types that ggml-cuda multiplies by in integers in large batches (mmq.cu, ggml_cuda_should_use_mmq)."""
+"""Types that ggml-cuda multiplies with integer kernels in large batches (mmq.cu, ggml_cuda_should_use_mmq)."""
 
 _VOLTA = re.compile(r"V100|GV100|TITAN V\b|Xavier")
 _ROW_PADDING = 512  # elements of an activation
-_Q8_1 = 36 / 32  # bytes of one
+_Q8_1 = 36 / 32  # bytes per element
 _F16 = 2
 
 
@@ -43,11 +42,11 @@ def runtime_bytes(
     backend: str, description: str, operators: Sequence[Operator], n_ubatch: int, plain_attention: bool,
     n_instances: int,
 ) -> int:  # fmt: skip
-    """Bytes of a device that instances of its back end take for themselves while they compute micro-batches; 0 where
-    this is not known of the back end. plain_attention: without flash attention, whose products are cuBLAS's.
+    """Device bytes that instances of its back end take for themselves while they compute micro-batches; 0 if unknown.
+    plain_attention: attention without flash attention, which uses cuBLAS.
 
-    Each instance keeps the memory of the largest mul-mat that it had (ggml 0.26.0, ggml-cuda.cu, ggml_cuda_pool), and
-    aborts where there is no room for it. Operators behind the last block see one token.
+    Each instance keeps the memory of its largest mul-mat (ggml 0.26.0, ggml-cuda.cu, ggml_cuda_pool), and aborts if
+    that does not fit. The output computes one token.
     """
     each = RUNTIME_BYTES.get(backend, 0)
     if not each:
@@ -63,9 +62,9 @@ def _in_integers(operator: Operator, integers: bool) -> bool:
 
 
 def _pool_bytes(operator: Operator, n_tokens: int, integers: bool) -> int:
-    """Bytes that a mul-mat takes of the pool. In integers: its input as Q8_1 (mmq.cu). By cuBLAS: input and result in
-    F16, and the weight too where it is quantised (ggml-cuda.cu, ggml_cuda_mul_mat_cublas); of experts one matrix, and
-    all rows once more in the order of experts (ggml_cuda_mul_mat_id). One token needs no cuBLAS."""
+    """Bytes that a mul-mat takes from the pool. Integer kernels: its input as Q8_1 (mmq.cu). cuBLAS: input and result
+    in F16, and a quantised weight in F16 (ggml-cuda.cu, ggml_cuda_mul_mat_cublas); for experts one matrix, and all rows
+    once more in the order of experts (ggml_cuda_mul_mat_id). One token needs no cuBLAS."""
     k, n, _ = operator.shape
     routed = operator.op == "MUL_MAT_ID"
     rows = n_tokens * (operator.n_expert_used if routed else operator.shape[2])
@@ -77,25 +76,24 @@ def _pool_bytes(operator: Operator, n_tokens: int, integers: bool) -> int:
 
 
 def usable(capacity: int, fill: float, runtime: int) -> int:
-    """Bytes that a placement may take. What is kept free of the device holds `runtime`; less is usable where it is too
-    small for that."""
+    """Bytes that a placement may take: fill * capacity, or less if the rest of the capacity is smaller than
+    `runtime`."""
     return max(0, min(int(fill * capacity), capacity - runtime))
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes on the device with all layers' norms and KV there and every operator on the host (a no_alloc load says
-    them)."""
+    """Memory of the device with norms and KV of all layers on it and every operator on the host, by a no_alloc load."""
 
-    capacity: int  # --vram, or what is free
+    capacity: int  # --vram, or the free memory
     fill: float  # share of it that may be used (OATO Algorithm 1, line 16: 0.90)
     kv: int
     compute: int
-    other_weights: int  # norms, biases: what is on the device and no operator
+    other_weights: int  # norms and biases
     n_layer: int
     operators_limit: int | None = None  # --gpu-weights as bytes
-    runtime: int = 0  # of llama.cpp's instance of the device's back end
-    runtime_beside: int = 0  # of both, where the split back end's computes beside it
+    runtime: int = 0  # runtime_bytes of llama.cpp's instance of the device's back end
+    runtime_beside: int = 0  # runtime_bytes of llama.cpp's and the split back end's instances
 
     @property
     def limit(self) -> int:
@@ -103,72 +101,71 @@ class DeviceMemory:
 
     @property
     def beside_split(self) -> DeviceMemory:
-        """The same where the split back end's instance computes beside llama.cpp's."""
+        """The same with the split back end's instance besides llama.cpp's."""
         return replace(self, runtime=self.runtime_beside)
 
     def of_layers(self, n_layer: int) -> DeviceMemory:
-        """The same where the device has at most so many of the layers."""
+        """The same for a device with at most n_layer of the layers."""
         share = n_layer / max(1, self.n_layer)
         return replace(self, kv=int(share * self.kv), other_weights=int(share * self.other_weights), n_layer=n_layer)
 
     def budget(self, first_device_layer: int) -> int:
-        """Bytes left when the layers from first_device_layer on are on the device; negative: does not fit.
+        """Bytes left beside norms and KV of the layers from first_device_layer on; negative: these do not fit.
 
-        KV and the other tensors are taken as spread evenly over the layers; the plan is verified by a no_alloc load
-        before it is used, so models that spread them otherwise (sliding windows, hybrids) cost another round, not a
-        wrong plan.
+        Assumes that layers have equal KV and other tensors. For models with different layers (sliding windows, hybrids)
+        that costs another round of verification, not a wrong plan.
         """
         share = (self.n_layer - first_device_layer) / max(1, self.n_layer)
         return self.limit - self.compute - int(share * (self.kv + self.other_weights))
 
     def expected(self, first_device_layer: int, own_bytes: int) -> int:
-        """Bytes of a placement with the layers from first_device_layer on, and so many bytes of operators and slices,
-        on the device."""
+        """Bytes that a placement is expected to take, with the layers from first_device_layer on and own_bytes of
+        operators and slices on the device."""
         return self.limit - self.budget(first_device_layer) + own_bytes
 
     def operator_budget(self, first_device_layer: int) -> int:
-        """Bytes left for whole operators, which need their layer's norms and KV beside them."""
+        """Bytes left for whole operators, which need norms and KV of their layer on the device."""
         if first_device_layer > self.n_layer:
             return 0
         return for_weights(self.budget(first_device_layer), self.operators_limit)
 
 
 def for_weights(budget: int, limit: int | None, used: int = 0) -> int:
-    """Bytes of the budget that weights may take. limit: bytes of all weights on the device (--gpu-weights); used: bytes
-    of these that are taken already."""
+    """Bytes of the budget that weights may take. limit: cap on all weights on the device (--gpu-weights); used: weights
+    that are placed already."""
     return budget if limit is None else min(budget, limit - used)
 
 
 ENOUGH_USED = 0.99
-"""Share of the limit from which on a placement is full enough: no better one is looked for. On 5,000 drawn devices a
-search then takes 2.3 loads on average; 3.3 where it looks on until all is used, which gains 0.1 % of the limit."""
+"""A search ends with a placement that uses at least this share of the limit. On 5,000 drawn devices it then takes 2.3
+loads on average; with 1.0 it takes 3.3 and uses 0.1 % more of the limit."""
 
 SHRINK = 0.01
-"""Share of the limit that is taken off the budget, and doubled each time, where a placement that was made smaller is
-still too large. What is moved to the host may need as much on the device again, to be streamed to: without it nothing
-fits on 439 of those devices."""
+"""Share of the limit by which the budget shrinks further, doubled each time, if a smaller placement still does not fit:
+weights moved to the host may need as much memory on the device again, to be offloaded. Without it no placement fits on
+439 of those devices."""
 
 
 class CorrectedBudget:
-    """MemoryBudget for operators and slices, corrected by what verified placements really took. What llama.cpp computes
-    in depends on the placement: which host operators it streams to the device, and where the logits are. So a first
-    placement may leave much of the device unused, or not fit; between the two the budget is halved."""
+    """The device's memory, corrected by the memory that verified placements take. llama.cpp's compute buffers depend on
+    the placement: on the host operators that it offloads, and on the side of the output. So a first placement may leave
+    memory unused, or not fit; once both have occurred, the correction is bisected."""
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._first = memory
-        self._extra = 0  # bytes taken beyond what was expected, with which the next placement is proposed
-        self._fits: int | None = None  # the least of them with which a placement fitted
-        self._fails: int | None = None  # the most with which none did
-        self._in_a_row = 0  # that did not fit
+        self._extra = 0  # the correction: further bytes of compute buffers to expect
+        self._fits: int | None = None  # the smallest correction with which a placement fitted
+        self._fails: int | None = None  # the largest correction with which none fitted
+        self._in_a_row = 0  # placements in a row that did not fit
 
     @property
     def memory(self) -> DeviceMemory:
-        """Memory to propose a placement for."""
+        """The corrected memory to propose a placement for."""
         return replace(self._first, compute=self._first.compute + self._extra)
 
     def learn(self, first_device_layer: int, own_bytes: int, real: MemoryBreakdown) -> bool:
-        """Take in what a placement that was proposed with `memory` really takes. False: another look would not use the
-        device better."""
+        """Correct the memory by the breakdown of a placement proposed with it. Returns False if another proposal would
+        not use the device better."""
         error = real.limit - real.spare - self._first.expected(first_device_layer, own_bytes)
         if real.spare < 0:
             self._fails = self._extra if self._fails is None else max(self._fails, self._extra)
@@ -193,8 +190,7 @@ def memory_breakdown(
     capacity: int, fill: float, weights_gpu: int, weights_host: int, kv: int, compute: int, staging: int = 0,
     runtime: int = 0,
 ) -> MemoryBreakdown:  # fmt: skip
-    """The memory breakdown of what a load puts on the device; `spare` may be negative, which means that it does not
-    fit."""
+    """The memory breakdown of these bytes on the device; a negative `spare` means that they do not fit."""
     limit = usable(capacity, fill, runtime)
     spare = limit - weights_gpu - kv - compute - staging
     return MemoryBreakdown(capacity, fill, limit, weights_gpu, weights_host, kv, compute, staging, spare, runtime)
@@ -213,8 +209,8 @@ def summed(devices: tuple[MemoryBreakdown, ...], weights_host: int) -> MemoryBre
 
 
 def vram_beside(limit: int, fill: float, n_bytes: int, device: str, what: str, remedy: str) -> int:
-    """The capacity to plan with, so that so many bytes of the limit are kept free for it. Raises DoesNotFit, with what
-    it is and what to do, where nothing is left."""
+    """The capacity to plan with so that n_bytes of the limit stay free. Raises DoesNotFit, naming `what` and the
+    remedy, if no memory is left."""
     if n_bytes >= limit:
         raise DoesNotFit(n_bytes, limit, device, what, remedy)
     return floor((limit - n_bytes) / fill)
@@ -224,16 +220,16 @@ SLOT_PADDING = 512  # bytes that one weight may take in a slot beyond its own: a
 
 
 def most_n_g(table: TokenTable, n_ubatch: int) -> int:
-    """Largest n_g of any batch, before n_g_at takes off rows that are left over."""
+    """Largest n_g of any batch, before n_g_at lowers it to groups of rows."""
     return max((linear_n_g(table, n) for n in {n_ubatch, *(n for n, _ in table if n <= n_ubatch)}), default=0)
 
 
-def ring_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
-    """Bytes of the ring for streamed weights. layers: in the order in which they run. n_g: most tokens of a batch that
-    CC is streamed for. A slot holds what a phase streams. Two slots lie at the ring's two ends, so the ring is as long
-    as the largest two phases that follow one another, the first after the last included. Any other number of slots is
-    counted as if each held the largest phase."""
-    return _ring_bytes(_runs(layers, n_ubatch, n_g), streaming, n_g)
+def ring_bytes(cut_blocks: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
+    """Bytes of the ring for streamed weights. cut_blocks: in the order in which they run. n_g: most tokens of a batch
+    that CC is streamed for. A slot holds what a phase streams. Two slots lie at the two ends of the ring, so the ring
+    is as long as the largest two consecutive phases (the first follows the last). With any other number of slots, each
+    is counted as large as the largest phase."""
+    return _ring_bytes(_runs(cut_blocks, n_ubatch, n_g), streaming, n_g)
 
 
 def _ring_bytes(runs: Sequence[Run], streaming: StreamSettings, n_g: int) -> int:
@@ -246,13 +242,13 @@ def _ring_bytes(runs: Sequence[Run], streaming: StreamSettings, n_g: int) -> int
     return sizes[0] if len(sizes) == 1 else max(map(sum, pairwise([*sizes, sizes[0]])))
 
 
-def staging_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
+def staging_bytes(cut_blocks: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
     """Bytes of the ring, of activations for the largest run of blocks that the device computes, and of the biases of
-    experts in slots. layers, n_g: as in ring_bytes. llama.cpp may reserve as if the logits of all n_ubatch tokens were
-    wanted, so the FFN behind the last attention counts like the others; of the logits themselves a few tokens' are
-    computed at once."""
-    in_slots = sum(cost.block.biases * cut.n_hot * F32 for cost, cut in layers)  # these stay
-    runs = _runs(layers, n_ubatch, n_g)
+    experts in slots. cut_blocks, n_g: as in ring_bytes. llama.cpp may reserve memory for the logits of all n_ubatch
+    tokens, so the FFN after the last attention counts like the others; the logits themselves are computed in chunks of
+    tokens."""
+    in_slots = sum(kind.block.biases * cut.n_hot * F32 for kind, cut in cut_blocks)  # outside the activations
+    runs = _runs(cut_blocks, n_ubatch, n_g)
     phases = (tuple(tuple(_part(*one, n_g) for one in phase) for phase in _by_phase(run)) for run in set(runs))
     activations = max((activation_bytes(run, n_ubatch, n_g) for run in phases), default=0)
     return _ring_bytes(runs, streaming, n_g) + activations + in_slots
@@ -262,64 +258,64 @@ Run = tuple[tuple[BlockType, Cut], ...]
 """Blocks that the split back end computes together."""
 
 
-def _runs(layers: CutBlocks, n_ubatch: int, n_g: int) -> list[Run]:
-    """Group the blocks that the device computes parts of into runs. A run ends where llama.cpp computes between two."""
+def _runs(cut_blocks: CutBlocks, n_ubatch: int, n_g: int) -> list[Run]:
+    """Group the blocks with a part on the device into runs. A run ends where llama.cpp computes between two blocks."""
     found: list[Run] = []
     run: list[tuple[BlockType, Cut]] = []
-    for cost, cut in layers:
-        shared = cut.n_hot or _streamed(cost, cut, n_g) or 0 < cut.gg < cost.block.extent
-        apart = not cost.block.behind or (cost.block.behind == "sum" and run and not _sums(*run[-1], n_ubatch))
+    for kind, cut in cut_blocks:
+        shared = cut.n_hot or _streamed(kind, cut, n_g) or 0 < cut.gg < kind.block.extent
+        apart = not kind.block.behind or (kind.block.behind == "sum" and run and not _sums(*run[-1], n_ubatch))
         if run and (apart or not shared):
             found.append(tuple(run))
             run.clear()
         if shared:
-            run.append((cost, cut))
+            run.append((kind, cut))
     return [*found, tuple(run)] if run else found
 
 
-def _sums(cost: BlockType, cut: Cut, n_ubatch: int) -> bool:
-    """Whether the back end adds up the results of a block's experts."""
-    return cost.block.summed > 1 if cut.n_hot else cost.block.n_summed(n_ubatch) > 1
+def _sums(kind: BlockType, cut: Cut, n_ubatch: int) -> bool:
+    """Whether the split back end adds up the results of a block's experts."""
+    return kind.block.summed > 1 if cut.n_hot else kind.block.n_summed(n_ubatch) > 1
 
 
 def _by_phase(run: Run) -> Iterator[Run]:
-    """The blocks by the phases in which they are computed."""
-    begins = [i for i, (cost, _) in enumerate(run) if i == 0 or cost.block.begins_phase]
+    """Yield the blocks of each phase of a run."""
+    begins = [i for i, (kind, _) in enumerate(run) if i == 0 or kind.block.begins_phase]
     yield from (run[begin:end] for begin, end in pairwise([*begins, len(run)]))
 
 
-def _part(cost: BlockType, cut: Cut, n_g: int) -> ComputedBlock:
-    """Return what the device computes of a block."""
-    ids = cost.gemms[0].mul_mat.n_expert_used if cost.routed else 0
+def _part(kind: BlockType, cut: Cut, n_g: int) -> ComputedBlock:
+    """The device's part of a block."""
+    ids = kind.gemms[0].mul_mat.n_expert_used if kind.routed else 0
     if cut.n_hot:
-        follows = cost.use is not None and cost.use.follows and cut.n_hot > 1
-        hot = HotRows(ids, min(ids, cut.n_hot - follows), cost.n_expert, follows)
-        return ComputedBlock(cost.block, 0, resident=cost.context.resident, hot=hot)
-    late = _streamed(cost, cut, n_g) - cut.cg
-    context = cost.context
-    return ComputedBlock(cost.block, cut.gg, cut.cg, late, cut.cc, context.resident, context.host_input, ids)
+        follows = kind.use is not None and kind.use.follows and cut.n_hot > 1
+        hot = HotRows(ids, min(ids, cut.n_hot - follows), kind.n_expert, follows)
+        return ComputedBlock(kind.block, 0, resident=kind.context.resident, hot=hot)
+    late = _streamed(kind, cut, n_g) - cut.cg
+    context = kind.context
+    return ComputedBlock(kind.block, cut.gg, cut.cg, late, cut.cc, context.resident, context.host_input, ids)
 
 
-def _streamed(cost: BlockType, cut: Cut, n_g: int) -> int:
+def _streamed(kind: BlockType, cut: Cut, n_g: int) -> int:
     """Elements of CG, and of CG' for the largest batch. Blocks with hot experts stream nothing."""
     if cut.n_hot:
         return 0
-    return cut.cg + (cut.cc if n_g and cost.takes_n_g else 0)
+    return cut.cg + (cut.cc if n_g and kind.takes_n_g else 0)
 
 
-def slot_bytes(cost: BlockType, cut: Cut, n_g: int) -> int:
+def slot_bytes(kind: BlockType, cut: Cut, n_g: int) -> int:
     """Bytes of a slot of the ring for what this block streams."""
-    streamed = _streamed(cost, cut, n_g)
+    streamed = _streamed(kind, cut, n_g)
     if not streamed:
         return 0
-    return ceil(cost.block.bytes * streamed / cost.block.extent / SLOT_PADDING) * SLOT_PADDING + _padding(cost)
+    return ceil(kind.block.bytes * streamed / kind.block.extent / SLOT_PADDING) * SLOT_PADDING + _padding(kind)
 
 
-def most_streamed(cost: BlockType, n_bytes: int) -> int:
-    """Elements of the block whose weights a slot of so many bytes takes."""
-    whole = max(0, n_bytes - _padding(cost)) // SLOT_PADDING * SLOT_PADDING
-    return whole * cost.block.extent // cost.block.bytes
+def most_streamed(kind: BlockType, n_bytes: int) -> int:
+    """Elements of a block whose weights fit a slot of n_bytes."""
+    whole = max(0, n_bytes - _padding(kind)) // SLOT_PADDING * SLOT_PADDING
+    return whole * kind.block.extent // kind.block.bytes
 
 
-def _padding(cost: BlockType) -> int:
-    return len(cost.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight
+def _padding(kind: BlockType) -> int:
+    return len(kind.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight

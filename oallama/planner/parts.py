@@ -1,7 +1,7 @@
-"""The layers of one of several devices as a problem and a placement of their own: what is decided and priced for one
-device holds there as it is. Pure.
+"""The layers of one of several devices as a Problem and a Placement, so that planning and pricing for a single device
+apply unchanged. Pure.
 
-The first device that has layers or slices takes the host's layers before its own into its part.
+The part of the first device with layers or slices includes the host's layers before it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from oallama.planner.placement import Placement
 from oallama.planner.problem import LoadBytes, Problem
 
 Window = tuple[int, int]
-"""Layers [begin, end), the output counted as one behind the last."""
+"""Layers [begin, end), the output counted as one layer after the last."""
 
 
 def windows(placement: Placement) -> tuple[Window, ...]:
-    """Each device's part; an empty one where it has no layer."""
+    """The window of each device; empty if it has no layer."""
     ends = [*accumulate(placement.device_layers, initial=placement.first_device_layer)]
     first = next(iter(placement.devices_used), 0)
     return tuple((0 if device == first else begin, end) for device, (begin, end) in enumerate(pairwise(ends)))
 
 
 def problem_in(problem: Problem, device: int, window: Window) -> Problem:
-    """These layers on that device, by itself. What they take there is not asked of a load: they are placed in a given
+    """The problem of these layers on that device alone. It has no no_alloc load: placements are made for a given
     memory."""
     on, (first, behind) = problem.devices[device], problem.graph.operators_of(window)
     operators = tuple(
@@ -45,7 +45,7 @@ def problem_in(problem: Problem, device: int, window: Window) -> Problem:
 
 
 def placement_in(problem: Problem, placement: Placement, device: int, window: Window) -> Placement:
-    """Return the part of a placement over several devices that is in these layers of one, for problem_in."""
+    """The part of a placement over several devices for problem_in."""
     first, behind = problem.graph.operators_of(window)
     return replace(
         placement,
@@ -57,7 +57,7 @@ def placement_in(problem: Problem, placement: Placement, device: int, window: Wi
 
 
 def sliced_parts(problem: Problem, placement: Placement) -> dict[int, tuple[Problem, Placement]]:
-    """The problems and the placements that a placement's slices belong to, by device."""
+    """(problem, placement) of each device on which the placement has slices, by device number."""
     if not placement.device_layers:
         return {0: (problem, placement)} if placement.is_sliced else {}
     parts = {

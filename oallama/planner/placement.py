@@ -1,4 +1,4 @@
-"""A placement: what lies on the device and what is sliced; from and to the record of a plan."""
+"""A placement: which operators are on the device, and how others are sliced; from and to a Plan."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from oallama.plan.split import hot_bytes, slice_counts
 from oallama.planner.memory import memory_breakdown
 
 OperatorBudget = Callable[[int], int]
-"""first_device_layer -> bytes left for operators on the device once KV, compute buffers and the other tensors of those
-layers are there; negative: that choice does not fit."""
+"""first_device_layer -> bytes for operators on the device, beside KV, compute buffers and the other tensors of the
+layers from there on; negative: these do not fit."""
 
 
 def first_that_fits(n_layer: int, budget: OperatorBudget) -> int:
-    """The first layer from which on norms and KV fit the device, with no operator there; n_layer + 1: none does."""
+    """The lowest first_device_layer whose norms and KV fit the device without operators; n_layer + 1: none fits."""
     return next((first for first in range(n_layer + 1) if budget(first) >= 0), n_layer + 1)
 
 
 class Assignment(NamedTuple):
-    """The place of an operator: its cut in elements along its axis, the host layout of CC (None: llama.cpp's choice),
-    and the experts that the device has besides, whole."""
+    """Where an operator is stored and computed: its cut in elements along its axis, the host layout of CC (None:
+    llama.cpp's choice), and its hot experts, which the device holds whole in addition."""
 
     cut: Cut
     layout: str | None = None
@@ -55,17 +55,17 @@ class Assignment(NamedTuple):
 
     @property
     def is_device(self) -> bool:
-        """Whether llama.cpp has all of it on the device."""
+        """Whether llama.cpp keeps the whole operator on the device."""
         return self.cut.cc == self.cut.cg == 0
 
     @property
     def is_split(self) -> bool:
-        """Whether the split back end computes some of it on the device."""
+        """Whether the split back end computes a part of it on the device."""
         return is_split(*self.cut[:3], len(self.hot_experts))
 
 
 ON_HOST, ON_DEVICE = Assignment(Cut(1, 0, 0)), Assignment(Cut(0, 0, 1))
-"""A whole operator on either side: one element, of which it has all."""
+"""A whole operator on either side, as a cut of one element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,43 +73,43 @@ class DeviceSplits:
     """Bytes and settings of the split back end beside one device."""
 
     gg_bytes: int = 0  # of split operators' weights on the device
-    hot_bytes: int = 0  # of experts that the device has besides
+    hot_bytes: int = 0  # of hot experts
     staging_bytes: int = 0  # of the device: ring and activations
     twice_bytes: int = 0  # of the host: second copies of CC
     settings: SplitSettings = field(default_factory=SplitSettings)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of weights that the split back end has on the device."""
+        """Bytes of weights that the split back end holds on the device."""
         return self.gg_bytes + self.hot_bytes
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of the device that the split back end has: weights, activations and the ring."""
+        """Bytes that the split back end takes on the device: weights, activations and the ring."""
         return self.held_bytes + self.staging_bytes
 
     @property
     def is_sliced(self) -> bool:
-        """Whether the split back end computes anything there."""
+        """Whether the split back end computes anything on this device."""
         return bool(self.held_bytes or self.staging_bytes or self.settings.token_assignment)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The place of each operator, from which layer on norms and KV are on the device, and what the split back end needs
-    there."""
+    """The assignment of each operator, the first layer whose norms and KV are on the device, and what the split back
+    end takes there."""
 
     assignments: tuple[Assignment, ...]
-    first_device_layer: int  # n_layer: only the part behind the last block; n_layer + 1: nothing
+    first_device_layer: int  # n_layer: only the output's layer is on the device; n_layer + 1: no layer
     seconds: float = 0.0  # predicted over the passes of a phase
     iterations: int = 0  # of Algorithm 1
     converged: bool = True
-    splits: tuple[DeviceSplits, ...] = (DeviceSplits(),)  # beside each device; fewer where the last ones have none
-    n_ubatch: int | None = None  # tokens of a micro-batch that it is for; None: the workload's
-    stock: StockOptions | None = None  # of stock llama.cpp's own configuration, which chooses the host's layouts
-    device_layers: tuple[int, ...] = ()  # of several devices, how many layers each has, from first_device_layer on; the
-    # output counts as one behind the last; (): there is one device
-    notes: tuple[str, ...] = field(default=(), compare=False)  # how it was found, for whoever reads the plan
+    splits: tuple[DeviceSplits, ...] = (DeviceSplits(),)  # for each device; may end before devices without splits
+    n_ubatch: int | None = None  # micro-batch that it was made for; None: the workload's
+    stock: StockOptions | None = None  # of a configuration of stock llama.cpp, which chooses the host's layouts
+    device_layers: tuple[int, ...] = ()  # of several devices: number of layers of each, from first_device_layer on, the
+    # output counted as one layer; (): one device
+    notes: tuple[str, ...] = field(default=(), compare=False)  # how it was found; shown with the plan
 
     @classmethod
     def whole(
@@ -121,7 +121,7 @@ class Placement:
 
     @cached_property
     def on_device(self) -> tuple[bool, ...]:
-        """Which operators llama.cpp has whole on the device."""
+        """Which operators llama.cpp keeps whole on the device."""
         return tuple(assignment.is_device for assignment in self.assignments)
 
     @property
@@ -145,7 +145,7 @@ class Placement:
         return self.stock.moe_cache_bytes if self.stock is not None else 0
 
     def device_of(self, layer: int) -> int:
-        """The number of the device that has this layer; of the host's layers, the first that is used."""
+        """The number of the device that has this layer; for layers on the host, that of the first device used."""
         ends = accumulate(self.device_layers, initial=self.first_device_layer)
         if not self.device_layers or layer < self.first_device_layer:
             return next(iter(self.devices_used), 0)
@@ -153,7 +153,7 @@ class Placement:
 
     @property
     def devices_used(self) -> tuple[int, ...]:
-        """The numbers of those of several devices that have layers or slices."""
+        """The numbers of the devices (of several) that have layers or slices."""
         layers = zip(self.device_layers, self.device_splits, strict=False)  # of one device none are counted
         return tuple(i for i, (n_layers, beside) in enumerate(layers) if n_layers or beside.is_sliced)
 
@@ -168,21 +168,21 @@ class Placement:
 
     @property
     def has_n_g(self) -> bool:
-        """Whether a device computes some tokens of what the host has."""
+        """Whether a device computes CC for some tokens of a prompt (n_g)."""
         return bool(devices_with_n_g(self.split_settings))
 
     def llama_uses_device(self, n_layer: int) -> bool:
-        """Whether llama.cpp has anything on the device, or is told of it as stock is, and so streams host weights to it
-        in large batches."""
+        """Whether llama.cpp is given the device: it keeps layers there, or is stock. It then streams host weights to
+        the device in large batches."""
         return self.first_device_layer <= n_layer or self.stock is not None
 
     def uses_device(self, n_layer: int) -> bool:
-        """Whether anything is on the device: llama.cpp's part of it, or slices."""
+        """Whether llama.cpp or the split back end uses the device."""
         return self.llama_uses_device(n_layer) or self.is_sliced
 
 
 NOTHING = Placement((), 0, inf)
-"""In place of a placement where there is none."""
+"""Stands for a missing placement: no operators, infinite seconds."""
 
 
 def whole_assignments(on_device: Sequence[bool]) -> tuple[Assignment, ...]:
@@ -191,7 +191,7 @@ def whole_assignments(on_device: Sequence[bool]) -> tuple[Assignment, ...]:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedPlan:
-    """A verified placement, with everything a report or a plan says of it."""
+    """A verified placement with its memory, its price and its notes."""
 
     policy: str
     workload: Workload
@@ -199,7 +199,7 @@ class VerifiedPlan:
     memory: MemoryBreakdown
     predicted: Predicted
     notes: tuple[str, ...]
-    flash_attn: FlashAttention = "auto"  # that it was decided for
+    flash_attn: FlashAttention = "auto"  # the attention mode that it was searched in
 
 
 def operators_on_cpu(n_operators: int, first_device_layer: int) -> Placement:
@@ -209,7 +209,7 @@ def operators_on_cpu(n_operators: int, first_device_layer: int) -> Placement:
 
 
 def placed_whole(costs: Costs, on_device: Sequence[bool], first_device_layer: int) -> Placement:
-    """Whole operators on their sides, with what that takes over the passes of `costs`."""
+    """A placement of whole operators, with its seconds over the passes of `costs`."""
     seconds = placement_seconds(costs, on_device, first_device_layer)
     return Placement.whole(on_device, first_device_layer, seconds, 1)
 
@@ -220,8 +220,8 @@ def whole_bytes(weights: Sequence[Operator | OperatorCost], on_device: Sequence[
 
 
 def layers(costs: Costs, budget: OperatorBudget) -> Placement:
-    """The most whole layers that fit, from the end, KV with them: `-ngl k` for the largest k (llama.cpp counts the
-    output layer as one of the k, and takes it first)."""
+    """`-ngl k` for the largest k that fits: the last whole layers with their KV. llama.cpp counts the output as a layer
+    and takes it first."""
     n_layer = costs.graph.n_layer
     layer_of = costs.graph.operator_layer
     first, size = n_layer + 1, 0
@@ -241,12 +241,12 @@ def cpu(costs: Costs) -> Placement:
 
 
 def n_gpu_layers(n_layer: int, placement: Placement) -> int:
-    """llama.cpp's -ngl: it counts the output as one layer behind the last."""
+    """The value of llama.cpp's -ngl, which counts the output as one layer after the last."""
     return n_layer + 1 - placement.first_device_layer
 
 
-def placements(operators: Sequence[Operator], placement: Placement) -> tuple[OperatorPlacement, ...]:
-    """The plan's row of each operator: where it lies, in elements along the axis of its cut."""
+def operator_rows(operators: Sequence[Operator], placement: Placement) -> tuple[OperatorPlacement, ...]:
+    """A plan's row for each operator, with its cut in elements along its axis."""
     n_layer, rows = placement.first_device_layer + sum(placement.device_layers) - 1, []
     for operator, assignment in zip(operators, placement.assignments, strict=True):
         extent, cut = cut_extent(operator), assignment.cut
@@ -261,7 +261,7 @@ def placements(operators: Sequence[Operator], placement: Placement) -> tuple[Ope
 def placed_as_named(
     model: ModelInfo, operators: Sequence[Operator], on_device: Iterable[str], gpu_layers: int
 ) -> Placement:
-    """The placement with these operators on the device and the last gpu_layers layers' norms and KV with them.
+    """The placement with these operators, and norms and KV of the last gpu_layers layers, on the device.
 
     Raises UsageError for unknown names or an operator in a layer that is not on the device.
     """
@@ -306,7 +306,7 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> P
 def unmeasured_cpu_record(
     model: ModelInfo, operators: Sequence[Operator], workload: Workload, weights_host: int
 ) -> Plan:
-    """The plan record with everything on the CPU, without a profile."""
+    """A plan with everything on the CPU, made without a profile."""
     nothing = operators_on_cpu(len(operators), model.n_layer + 1)
     return unmeasured_record(
         model, operators, workload, nothing, memory_breakdown(0, 1.0, 0, weights_host, 0, 0), "cpu", "none"
@@ -322,7 +322,7 @@ def unmeasured_record(
     policy: str,
     device: str,
 ) -> Plan:
-    """A placement without a profile: such a plan predicts nothing."""
+    """A plan of a placement, made without a profile: it predicts nothing."""
     return Plan(
         model_path=model.path,
         model_fingerprint=model.fingerprint,
@@ -330,7 +330,7 @@ def unmeasured_record(
         device=device,
         policy=policy,
         workload=workload,
-        operators=placements(operators, placement),
+        operators=operator_rows(operators, placement),
         n_gpu_layers=n_gpu_layers(model.n_layer, placement),
         memory=memory,
         predicted=None,
@@ -360,10 +360,10 @@ def with_used_experts(plan: Plan, operators: Sequence[Operator], routing: Routin
     keeps its own."""
     use = {} if routing is None else expert_use(routing)
     layers = {operator.name: operator.layer for operator in operators}
-    placements = tuple(
+    rows = tuple(
         replace(p, hot_experts=tuple(sorted(use[layer].order[: len(p.hot_experts)])))
         if p.hot_experts and (layer := layers[p.name]) in use
         else p
         for p in plan.operators
     )
-    return plan if placements == plan.operators else replace(plan, operators=placements)
+    return plan if rows == plan.operators else replace(plan, operators=rows)

@@ -1,4 +1,4 @@
-"""The price of a placement: what a prompt and a token take; and what is predicted of passes that ran. Pure."""
+"""The price of a placement: seconds of the prompt and of a token; and predictions for passes that ran. Pure."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from oallama.planner.slicer import SlicePlan, slicer_of
 
 
 def price(problem: Problem, workload: Workload, placement: Placement) -> Predicted:
-    """TTFT, TPOT and their sum over the workload. Slices share out a prompt's tokens as their table says.
+    """TTFT, TPOT and total seconds of the workload. n_g is as in the placement's token assignment.
 
-    Raises PlanError for slices that our blocks do not have, ProfileError if the profile has no link.
+    Raises PlanError for a slice of an operator that cannot be split, ProfileError if the profile has no link.
     """
     problem = problem.of_step(workload.step)
     sliced: dict[int, SlicePlan] = {}
@@ -69,8 +69,8 @@ class WholeCosts:
         self._layouts = host_layouts(problem, workload, placement)
 
     def __call__(self, over: tuple[Pass, ...]) -> tuple[Costs, Sequence[bool], float]:
-        """(costs, what the device computes, seconds of waits for stock llama.cpp's expert cache) of these passes: large
-        ones, or small ones, which go through that cache where there is one."""
+        """(costs, which operators the device computes, seconds of waits for stock llama.cpp's expert cache) over these
+        passes. They must all be larger than MOST_TOKENS or none: only small passes use that cache."""
         problem, placement = self._problem, self._placement
         on_device, cache_bytes = placement.on_device, placement.cache_bytes
         costs = costs_over(problem, over, self._llama_uses_device, self._layouts, mapped=not cache_bytes)
@@ -87,9 +87,9 @@ class WholeCosts:
 
 
 def host_layouts(problem: Problem, workload: Workload, placement: Placement) -> tuple[str, ...]:
-    """Layout in which the host holds each operator: the placement's, where this machine has it; else stock llama.cpp's
-    in its own configuration, and the fastest in ours. What is on the device counts as plain: attention of the host's
-    layers is offloaded where all mul-mats around are."""
+    """The host layout of each operator: the placement's if it was profiled here, else stock llama.cpp's choice for a
+    stock configuration, else the fastest. Operators on the device count as plain, so that they do not keep attention
+    from being offloaded (cost/whole.py, takes_attention)."""
     if placement.stock is not None:
         chosen = stock_layouts(problem, placement.stock)
     else:
@@ -102,9 +102,9 @@ def host_layouts(problem: Problem, workload: Workload, placement: Placement) -> 
 
 
 def stock_layouts(problem: Problem, options: StockOptions) -> tuple[str, ...]:
-    """Layouts that stock llama.cpp keeps host weights in: plain, in the device's pinned memory, where it has some and
-    --no-host is not said; else the first of the CPU's own layouts that takes a weight, which it asks in alphabetical
-    order (ggml 0.26.0, ggml_backend_cpu_get_extra_buffer_types)."""
+    """The layouts in which stock llama.cpp keeps host weights: plain, in pinned memory, if the device has pinned memory
+    and --no-host is not set; else the first of the CPU's layouts, in alphabetical order, that takes the weight (ggml
+    0.26.0, ggml_backend_cpu_get_extra_buffer_types)."""
     if problem.profile.has_host_buffer and not options.no_host:
         return (PLAIN_LAYOUT,) * len(problem.operators)
     layouts = (sorted(problem.kernels.on_host(operator)) for operator in problem.operators)
@@ -114,28 +114,28 @@ def stock_layouts(problem: Problem, options: StockOptions) -> tuple[str, ...]:
 def seen_passes(
     problem: Problem, plan: Plan, placement: Placement, runs: Sequence[BlockRuns]
 ) -> tuple[SeenPasses, ...]:
-    """The passes of these runs by class of batch sizes. placement: as the plan says. Blocks that are computed for
-    outputs alone run for fewer tokens than a pass has, and are left out."""
+    """Measured and predicted seconds of a pass, for each class of batch sizes in `runs`. placement: the plan's. Leaves
+    out blocks that compute output tokens only, as they run for fewer tokens than the pass has."""
     if not placement.is_sliced:
         return ()
     problem, placement = next(iter(sliced_parts(problem, placement).values()))  # of several devices the first
     slicer, table = slicer_of(problem, plan.workload, placement), placement.split.settings.token_assignment
-    cut_blocks = [
-        (block, (cost, cut))
-        for block, (cost, cut) in zip(*slicer.cuts_of(placement), strict=True)
-        if not cost.outputs_only and (not cut.is_whole or (table and cost.takes_n_g))
+    timed = [
+        (block, (kind, cut))
+        for block, (kind, cut) in zip(*slicer.cuts_of(placement), strict=True)
+        if not kind.outputs_only and (not cut.is_whole or (table and kind.takes_n_g))
     ]
-    layers, names = (
-        [layer for _, layer in cut_blocks],
-        {problem.operators[i].name for block, _ in cut_blocks for i in block.operators},
-    )
+    cut_blocks = [cut_block for _, cut_block in timed]
+    names = {problem.operators[i].name for block, _ in timed for i in block.operators}
     found = []
     for batch in sorted({run.batch for run in runs}):
         ran = [run for run in runs if run.batch == batch and run.block in names and run.n_runs > 0]
         if ran:
             most = max(ran, key=lambda run: run.n_runs)
             n_tokens = max(1, round(most.n_tokens / most.n_runs))
-            found.append(_beside(_summed(ran, most.n_runs), layers, n_tokens, n_g_at(table, n_tokens), slicer.on))
+            found.append(
+                _beside(_summed(ran, most.n_runs), cut_blocks, n_tokens, n_g_at(table, n_tokens), slicer.pricing)
+            )
     return tuple(found)
 
 
@@ -146,14 +146,14 @@ def _summed(runs: Sequence[BlockRuns], n_passes: int) -> SeenPasses:
     return SeenPasses(runs[0].batch, n_passes, cpu_s, wait_s, other_s, 0.0, 0.0, 0.0, False)
 
 
-def _beside(seen: SeenPasses, layers: CutBlocks, n_tokens: int, n_g: int, on: Pricing) -> SeenPasses:
+def _beside(seen: SeenPasses, cut_blocks: CutBlocks, n_tokens: int, n_g: int, pricing: Pricing) -> SeenPasses:
     """Add the predicted seconds of a pass."""
-    times = [on.block_times(cost, cut, n_tokens, n_g) for cost, cut in layers]
+    times = [pricing.block_times(kind, cut, n_tokens, n_g) for kind, cut in cut_blocks]
     rounds: dict[BlockTimes, tuple[float, float]] = {}
     for block in times:
         if block not in rounds:
-            without_cpu_s = cycle_seconds([block._replace(cpu_s=0.0)], on.streaming)
-            rounds[block] = cycle_seconds([block], on.streaming), without_cpu_s
+            without_cpu_s = cycle_seconds([block._replace(cpu_s=0.0)], pricing.streaming)
+            rounds[block] = cycle_seconds([block], pricing.streaming), without_cpu_s
     return replace(
         seen,
         predicted_cpu_s=sum(_beside_copies(block, rounds[block][0]) for block in times),
@@ -164,6 +164,6 @@ def _beside(seen: SeenPasses, layers: CutBlocks, n_tokens: int, n_g: int, on: Pr
 
 
 def _beside_copies(times: BlockTimes, round_s: float) -> float:
-    """Seconds of CC, which copies slow down for the share of a round that they take."""
+    """Seconds of CC, slowed down by copies during their share of the round."""
     copied = min(1.0, times.copy_s / round_s) if round_s > 0 else 0.0
     return times.cpu_s * (1 + copied * (1 / times.interference.cpu_with_link - 1))

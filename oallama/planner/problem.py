@@ -23,14 +23,14 @@ from oallama.planner.memory import DeviceMemory, memory_breakdown, runtime_bytes
 from oallama.planner.placement import DeviceSplits, Placement, cpu, operators_on_cpu, whole_bytes
 
 SMALLEST_UBATCH = 64
-"""Tokens below which a micro-batch is not lowered. 16 and 256 change none of 26 plans."""
+"""Tokens; a micro-batch is not lowered below this. 16 and 256 change none of 26 plans."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadBytes:
-    """Bytes that a placement takes: weights, KV and compute buffers on the device, weights on the host, and the
-    device's free memory before the load. devices: of several devices each one's, with no weights on the host; the
-    record itself is their sum."""
+    """Bytes that llama.cpp takes with a placement: weights, KV and compute buffers on the device, weights on the host;
+    and the device's free memory before the load. devices: one record for each of several devices, without weights on
+    the host; this record is their sum."""
 
     weights_gpu: int
     weights_host: int
@@ -45,23 +45,23 @@ NoAllocLoad = Callable[[Workload, Placement], LoadBytes]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One model on one device: what a decision is made from. Of several devices, the model on the first, with
-    `no_alloc_load` of placements over all, and in `devices` the problem of each by itself."""
+    """One model on one device, as input of the planner. With several devices: the model on the first device, with
+    `no_alloc_load` for placements over all of them, and in `devices` a problem for each alone."""
 
     operators: tuple[Operator, ...]
     graph: Graph
     profile: Profile
     no_alloc_load: NoAllocLoad
-    vram: int | None  # plan as if the device had so many bytes; None: what is free
+    vram: int | None  # bytes of device memory to plan with; None: the free memory
     vram_fill: float
     gpu_weights: float | None  # cap on the share of operator bytes on the device
     host_budget: int = 0  # bytes of host memory for second copies of weights
-    routing: Routing | None = None  # what is known of which experts are used
-    step: DecodeStep = DecodeStep()  # of decode, by whose tokens experts are used  # noqa: RUF009 - frozen
+    routing: Routing | None = None  # expert counts, if recorded
+    step: DecodeStep = DecodeStep()  # of decode; its tokens share experts  # noqa: RUF009 - frozen
     flash_attn: FlashAttention = "auto"  # the mode of the profile's attention; "auto": all of them
     allows: Callable[[Workload], bool] = lambda workload: True  # whether attention may have this micro-batch
-    devices: tuple[Problem, ...] = ()  # (): there is one
-    first: Problem | None = None  # of layers on a device behind the first of several (planner/parts.py): on the first
+    devices: tuple[Problem, ...] = ()  # (): one device
+    first: Problem | None = None  # of layers on a later device of several (planner/parts.py): the same on the first
     kernels: Kernels = field(init=False, compare=False, repr=False)
     splittable: tuple[bool, ...] = field(init=False, compare=False, repr=False)  # of each operator
 
@@ -76,7 +76,7 @@ class Problem:
         )
 
     def of_step(self, step: DecodeStep) -> Problem:
-        """The problem for that step of decode; the same where no experts are."""
+        """The problem for another decode step; the same problem for a model without experts."""
         step = DecodeStep(step.n_parallel, step.n_draft)
         if step == self.step or all(operator.op != "MUL_MAT_ID" for operator in self.operators):
             return self
@@ -84,20 +84,20 @@ class Problem:
         return replace(self, step=step, devices=devices, first=first)
 
     def runtime_bytes(self, workload: Workload, n_instances: int = 1) -> int:
-        """Bytes that so many instances of the device's back end take for themselves."""
+        """Bytes that n_instances instances of the device's back end take for themselves."""
         facts, rest = self.profile.fingerprint, self.profile.rest
         plain = any(case.device == self.profile.device and not case.shape.flash_attn for case in rest)
         described = str(facts.get("device_backend")), str(facts.get("device_description"))
         return runtime_bytes(*described, self.operators, workload.n_ubatch, plain, n_instances)
 
     def capacity(self, taken: LoadBytes) -> int:
-        """Bytes of the device: what was free there before this workload, or what the caller says."""
+        """Bytes of the device to plan with: vram, else what was free before the load."""
         return taken.device_free if self.vram is None else self.vram
 
 
 def costs_of(problem: Problem, workload: Workload, phase: Phase, llama_uses_device: bool = True) -> Costs:
-    """Prices over the passes of a phase. llama_uses_device: whether llama.cpp has the device, and may stream plain host
-    weights to it."""
+    """Prices over the passes of a phase. llama_uses_device: whether llama.cpp is given the device, to which it may
+    stream plain host weights."""
     return costs_over(problem, passes(workload, phase), llama_uses_device)
 
 
@@ -105,8 +105,8 @@ def costs_over(
     problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool = True, layouts: Sequence[str] | None = None,
     mapped: bool = True,
 ) -> Costs:  # fmt: skip
-    """Prices over these passes. layouts: in which the host holds each operator; None: in the fastest over them. mapped:
-    whether llama.cpp maps the file, as it does where nothing is sliced."""
+    """Prices over these passes. layouts: host layout of each operator; None: the fastest over these passes. mapped:
+    whether llama.cpp maps the file, as it does unless operators are sliced."""
     if problem.first is not None:
         first = costs_over(problem.first, over, llama_uses_device, layouts, mapped)
         own = costs_over(replace(problem, first=None), over, llama_uses_device, layouts, mapped)
@@ -139,8 +139,8 @@ def device_costs(
 
 
 def _behind(own: Costs, profile: Profile, first: Costs, first_profile: Profile) -> Costs:
-    """Prices on a device behind the first of several. Of a large batch llama.cpp streams what the host has to the first
-    alone, which computes it; so its inputs and results cross between these two."""
+    """Prices on a later one of several devices. In large batches llama.cpp streams host weights to the first device
+    only, which computes with them; so inputs and results are copied between these two devices."""
     operators = tuple(
         replace(host, t_gpu_s=here.t_gpu_s) for host, here in zip(first.operators, own.operators, strict=True)
     )
@@ -156,9 +156,9 @@ def _behind(own: Costs, profile: Profile, first: Costs, first_profile: Profile) 
 
 
 def with_layouts(problem: Problem, workload: Workload, placement: Placement) -> Placement:
-    """`placement` with the host layouts that its plan names: always the one of a split operator's CC, as the split
-    back end repacks nothing by itself. Where llama.cpp would choose another one by itself (pinned host memory instead
-    of repacking) the others are the fastest for each operator, but in stock's own configuration."""
+    """`placement` with the host layouts that its plan names. A split operator always has one, as the split back end
+    chooses none. Other operators get their fastest layout if llama.cpp's own choice would be pinned plain memory
+    (has_host_buffer), except in a stock configuration."""
     if not problem.profile.has_host_buffer or placement.stock is not None:
         return placement
     beside = placement.llama_uses_device(problem.graph.n_layer)
@@ -168,16 +168,16 @@ def with_layouts(problem: Problem, workload: Workload, placement: Placement) -> 
 
 
 def own_bytes(problem: Problem, placement: Placement) -> int:
-    """Bytes of operators and slices on the device, with what the slices need beside them, and of the expert cache."""
+    """Bytes on the device of operators, slices with their staging, and the expert cache."""
     return whole_bytes(problem.operators, placement.on_device) + placement.split.device_bytes + placement.cache_bytes
 
 
 def measured(
     problem: Problem, workload: Workload, placement: Placement, capacity: int | None = None
 ) -> MemoryBreakdown:
-    """The memory breakdown of a placement: what a no_alloc load says llama.cpp takes, with split operators on the host,
-    and their slices, which are the split backend's own. `spare` may be negative. capacity: bytes of the device; None:
-    as that load found it."""
+    """The memory breakdown of a placement: llama.cpp's part by a no_alloc load, in which split operators are on the
+    host, plus the split back end's slices. `spare` may be negative. capacity: bytes of the device; None: as that load
+    found it."""
     taken = problem.no_alloc_load(workload, placement)
     if placement.device_layers:
 
@@ -205,7 +205,7 @@ def measured(
 
 
 def n_computing(problem: Problem, placement: Placement) -> int:
-    """Instances of the device's back end that compute: llama.cpp's and the split back end's."""
+    """Number of instances of the device's back end: llama.cpp's and the split back end's."""
     return int(placement.llama_uses_device(problem.graph.n_layer)) + int(placement.is_sliced)
 
 
@@ -215,19 +215,19 @@ def capacity_of(problem: Problem, workload: Workload) -> int:
 
 
 def operators_limit(problem: Problem) -> int | None:
-    """Bytes that operators may take on the device where the caller caps their share of the weights."""
+    """Bytes that operators may take on the device under --gpu-weights; None: no cap."""
     if problem.gpu_weights is None:
         return None
     return int(problem.gpu_weights * sum(operator.bytes for operator in problem.operators))
 
 
 def cpu_alone(problem: Problem, workload: Workload, phase: Phase) -> Placement:
-    """The placement with everything on the CPU, priced without a device: nothing is streamed to it."""
+    """The placement with everything on the CPU, priced without a device: no weights are streamed."""
     return cpu(costs_of(problem, workload, phase, llama_uses_device=False))
 
 
 def operators_on_host(problem: Problem, workload: Workload) -> Placement:
-    """Norms and KV of all layers on the device."""
+    """The placement with all operators on the host, and norms and KV of all layers on the device."""
     return with_layouts(problem, workload, operators_on_cpu(len(problem.operators), 0))
 
 
@@ -254,11 +254,11 @@ def memory_before(problem: Problem, workload: Workload, taken: LoadBytes) -> Dev
 def device_memory(
     problem: Problem, workload: Workload, required: bool
 ) -> tuple[DeviceMemory | None, Workload, tuple[str, ...]]:
-    """Memory of the device before any operator is placed, and the workload that leaves room for it.
+    """(memory of the device before any operator is placed, the workload with its micro-batch lowered if needed, notes).
 
-    Halves the micro-batch while KV and compute buffers leave no room. If they never do, lets layers keep their KV on
-    the host, with the largest micro-batch whose buffers fit without it; if not even these do: None, or DoesNotFit if
-    the policy needs the device.
+    Halves the micro-batch while KV and compute buffers leave no room. If even the smallest leaves none, layers may keep
+    their KV on the host, with the largest micro-batch whose buffers fit without KV. If those do not fit either: None,
+    or DoesNotFit if the policy requires the device.
     """
     asked, n_layer = workload.n_ubatch, problem.graph.n_layer
     without_kv: tuple[DeviceMemory, Workload] | None = None

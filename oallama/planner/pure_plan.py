@@ -1,9 +1,9 @@
 """Planning problems without the machine: from a model's header, a profile, options and memory alone. Pure.
 
-No device, no load and no file is touched. What `oallama simulate` and `what-if` plan for a described machine, and what
-the corpus of plans (tests/golden/corpus) is made by. `what_if` compares stock llama.cpp's fastest options with our best
-plan: its memory breakdown has no load on the card behind it, so KV cache and compute buffers are those of a no_alloc
-load on the CPU; the card's compute buffers are taken to be as large, its KV cache in proportion to the layers there.
+Uses no device, no load and no file. `oallama simulate`, `what-if` and the corpus of plans (tests/golden/corpus) plan
+for described machines with it. `what_if` compares stock llama.cpp's fastest options with our best plan. As there is no
+load on the card, KV cache and compute buffers are those of a no_alloc load on the CPU: compute buffers of the same
+size, the KV cache in proportion to the layers on the card.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from oallama.planner.verify import on_cpu
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """Prediction for one card, or for several in one machine. The plans are on one of several, or over all."""
+    """A prediction for one card, or for several cards in one machine, whose plans use one of them or all."""
 
     cards: tuple[Card, ...]
     stock: VerifiedPlan  # the fastest options of stock llama.cpp, policy being their name
@@ -58,13 +58,13 @@ class WhatIf:
 
     @property
     def gain(self) -> float:
-        """How many times faster the best is over the workload."""
+        """Speed of the best plan relative to stock, over the workload."""
         return self.stock.predicted.total_s / self.best.predicted.total_s
 
 
 def counted_load_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int, memory_bytes: int) -> NoAllocLoad:
-    """The no_alloc load of a described card with so much free memory. Norms and biases are taken to weigh nothing
-    there."""
+    """The estimated no_alloc load on a described card with device_bytes of free memory. Norms and biases count as 0
+    bytes there."""
 
     def no_alloc_load(workload: Workload, placement: Placement) -> LoadBytes:
         on_card = whole_bytes(operators, placement.on_device)
@@ -81,7 +81,7 @@ def counted_load_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int
 
 
 def problem_over(devices: Sequence[Problem], host: LoadBytes) -> Problem:
-    """The problem over several cards, each with its own problem, whose no_alloc loads are counted. host: as in
+    """The problem over several cards with estimated no_alloc loads, from a problem for each card. host: as in
     counted_load_of."""
     first = devices[0]
 
@@ -101,8 +101,8 @@ def problem_over(devices: Sequence[Problem], host: LoadBytes) -> Problem:
 
 def what_if(problem: Problem, card: Card, workload: Workload, policy: Policy | None = None) -> WhatIf:
     """The plans of stock llama.cpp and of oallama for a card. problem: with the card's described profile, and
-    counted_load_of. policy: whose plan is compared with stock's fastest options, or leaves everything on the CPU where
-    it does not fit; None: the faster."""
+    counted_load_of. policy: the policy to compare with stock's fastest options (on the CPU if it does not fit); None:
+    the faster of auto's and stock's."""
     stock = strongest(problem, Request(workload, quick=True, required=False))
     asked = Request(workload, policy, quick=True)
 
@@ -141,7 +141,7 @@ def total_s(decision: VerifiedPlan) -> float:
 
 
 COMPUTE_BYTES_PER_TOKEN = 512 * KIB
-"""Bytes of a context's buffers for each token of a micro-batch, where no load says it."""
+"""Estimated bytes of a context's buffers per token of a micro-batch."""
 
 
 class Taken(Protocol):
@@ -161,8 +161,8 @@ class ModelHeader:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """device_bytes: free on the device. host_budget: bytes of the host for second copies of weights. on_host: what a
-    workload takes on the CPU alone; None: counted from the header (counted_load)."""
+    """Memory of a described machine. device_bytes: free on the device. host_budget: host memory for second copies of
+    weights. on_host: the load of a workload on the CPU alone; None: estimated from the header (counted_load)."""
 
     device_bytes: int
     host_budget: int
@@ -172,7 +172,7 @@ class Memory:
 def pure_problems(
     header: ModelHeader, profile: Profile, options: Options, memory: Memory, routing: Routing | None = None
 ) -> Problems:
-    """The problems for all attention modes, their no_alloc loads counted."""
+    """The problems for all attention modes, with estimated no_alloc loads."""
     of = partial(pure_problem, header, profile, options, memory, routing=routing)
     return Problems(AttentionRule(header.model, options), profile, of)
 
@@ -186,7 +186,7 @@ def problem_of(
     host_budget: int,
     routing: Routing | None,
 ) -> Problem:
-    """The problem for one attention mode. taken: what a placement takes with an attention."""
+    """The problem for one attention mode. taken: the bytes of a placement with an attention."""
     rule = AttentionRule(header.model, options)
     return Problem(
         header.operators,
@@ -211,7 +211,7 @@ def pure_problem(
     flash_attn: FlashAttention,
     routing: Routing | None = None,
 ) -> Problem:
-    """The problem for one attention mode, its no_alloc loads counted."""
+    """The problem for one attention mode, with estimated no_alloc loads."""
 
     def taken(workload: Workload, placement: Placement, attention: Attention) -> LoadBytes:
         host = memory.on_host(workload, attention) if memory.on_host else counted_load(header, workload, attention)
@@ -221,8 +221,8 @@ def pure_problem(
 
 
 def counted_load(header: ModelHeader, workload: Workload, attention: Attention) -> LoadBytes:
-    """Bytes of a load on the CPU alone, counted: operators, a KV cache of full attention in every layer, and compute
-    buffers that grow with the micro-batch, without flash attention by its scores too."""
+    """Estimated bytes of a load on the CPU alone: operators, a KV cache of full attention in every layer, and compute
+    buffers in proportion to the micro-batch, without flash attention also for the scores."""
     model = header.model
     keys = model.n_embd_head_k * bytes_per_element(attention.type_k)
     values = model.n_embd_head_v * bytes_per_element(attention.type_v)

@@ -1,12 +1,12 @@
 """Ranges of layers for several devices: a dynamic program over layers and devices, by seconds and memory. Pure.
 
-llama.cpp computes layer after layer, and gives the last ones to its devices in their order; the first stay on the host.
-So a placement is one range for each device, and a pass takes the sum of what each range takes, and of a copy where one
-device follows another. The least sum is found from the last layer backwards: the seconds of the layers from one on
-depend only on that layer and on the device before it.
+llama.cpp computes layer after layer; the first layers stay on the host, the others are divided among the devices in
+their order. So a placement is one range of layers per device, and the seconds of a pass are the sum over ranges, plus a
+copy from each device to the next. The least sum is found backwards from the last layer: the seconds of the layers from
+some layer on depend only on that layer and on the device before it.
 
-Within a range a layer's weights go to the device in two steps: all but the FFN, then the FFN. The steps that save most
-seconds for each byte are taken first, until the device is full; the host keeps the rest.
+Within a range a layer's weights go to the device in two steps: all but the FFN, then the FFN. Steps are taken by
+falling seconds saved per byte until the device is full; the host keeps the rest.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from oallama.cost.ranges import DeviceCosts, entry_seconds, range_seconds, range
 from oallama.planner.placement import DeviceSplits, Placement, whole_assignments
 
 HOST = -1
-"""In place of the device before a layer: there is none."""
+"""Stands for the device before a layer if that layer is on the host."""
 
 
 class Ranges:
-    """The dynamic program. seconds: of a device's range [begin, end), infinite where it does not fit. entry: of the
-    copy from one device to another, which the layer is the first of."""
+    """The dynamic program. seconds: (device, begin, end) -> seconds of that range, infinite if it does not fit. entry:
+    (device before, device, first layer) -> seconds of the copy between them."""
 
     def __init__(
         self,
@@ -62,15 +62,15 @@ class Ranges:
                 )
 
     def best(self, host_seconds: Callable[[int], float]) -> tuple[float, int, tuple[int, ...]]:
-        """(seconds, first layer on a device, layers of each device) with the least seconds; of equal ones with the
-        fewest devices, and then layers on them. host_seconds: of the layers before this one on the host."""
+        """(seconds, first layer on a device, layers of each device) with the least seconds; of equal ones the one with
+        the fewest layers on devices. host_seconds: first layer on a device -> seconds of the host's layers."""
         totals = [host_seconds(first) + self._least[first, HOST][0] for first in range(self._n_layers + 1)]
         total = min(totals)
         first = self._n_layers - totals[::-1].index(total)
         return total, first, self.behind(HOST, first)[1]
 
     def behind(self, before: int, begin: int) -> tuple[float, tuple[int, ...]]:
-        """(least seconds, layers of each device) of the layers from `begin` on, where this device has the one before
+        """(least seconds, layers of each device) of the layers from `begin` on, if device `before` has the layer before
         them."""
         layers, least_s = [0] * self._n_devices, self._least[begin, before][0]
         while begin < self._n_layers:
@@ -80,7 +80,7 @@ class Ranges:
 
 
 class RangePart(NamedTuple):
-    """Layers [begin, end) of a device, placed as a model of their own (planner/parts.py)."""
+    """Layers [begin, end) on a device, with their placement (planner/parts.py)."""
 
     device: int
     window: tuple[int, int]
@@ -89,8 +89,8 @@ class RangePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """More of a layer's weights on its device: what that saves for each byte, its seconds (negative) and bytes, and the
-    operators. The steps of a layer follow one another."""
+    """A step that adds some of a layer's weights to its device: seconds saved per byte, added seconds (negative) and
+    bytes, and the operators. The steps of a layer are taken in order."""
 
     worth: float
     seconds: float
@@ -100,8 +100,8 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer in the middle of a device's range: its seconds without weights on the device, and what it may have there.
-    n_bytes: of all of these."""
+    """A layer inside a device's range: its seconds without weights on the device, and its steps. n_bytes: of all
+    steps."""
 
     seconds: float
     steps: tuple[_Step, ...]
@@ -112,8 +112,8 @@ class _Layer:
 
 
 class WholeRanges:
-    """Whole operators on several devices, over the passes of `devices`. budgets: of each device, bytes for weights
-    where so many blocks have their norms and KV there; negative: these do not fit."""
+    """Whole operators on several devices, over the passes of `devices`. budgets: for each device, number of layers ->
+    bytes for weights beside their norms and KV; negative: these do not fit."""
 
     def __init__(
         self, devices: Sequence[DeviceCosts], operators: Sequence[Operator], budgets: Sequence[Callable[[int], int]]

@@ -1,8 +1,8 @@
-"""Draws the four streams of a machine (CPU, GPU, copies in and out) while a placement runs, as the cost model has it.
+"""Draws the four streams of a machine (CPU, GPU, copies in and out) while a placement runs, by the cost model. Pure.
 
-Sliced blocks run as cost/timeline.py says. Whole operators follow one another in graph order, each as long as it is
-priced; between sliced blocks too, whose inter-block time they share out as it is priced, as much before one block as
-before another. Device copies of activations, which are priced all together, are shared out evenly. Pure.
+Sliced blocks are drawn as in cost/timeline.py. Whole operators are drawn in graph order with their prices; between
+sliced blocks they are scaled to the priced inter-block time, which is the same before each block. Device copies of
+activations are priced as a sum, so they are drawn in equal parts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Resource = Literal["cpu", "gpu", "in", "out"]
 RESOURCES: tuple[Resource, ...] = ("cpu", "gpu", "in", "out")
 
 KINDS = ("operator", "slice", "rest", "stream", "weights", "activations", "send", "join")
-"""operator: whole; slice: a block's CC, or its GG and CG; rest: what a layer computes beside operators; stream: CG and
-CG' are copied; weights: llama.cpp's own copies for a large batch, and to its expert cache; activations: device copies;
-send: of a block's inputs, by the thread that computes CC; join: it adds partial sums, and asks for copies."""
+"""operator: a whole operator; slice: CC of a block, or its GG and CG; rest: a layer's non-matmul work; stream: copies
+of CG and CG'; weights: llama.cpp's copies for offload and to its expert cache; activations: device copies; send: the
+thread sends a block's inputs; join: the thread adds partial sums and requests copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimeline:
-    """A phase from 0 s on, and its price. Activities are sorted by stream and start; no two of one stream overlap."""
+    """The activities of a phase, from 0 s on, and its price. Sorted by stream and start; those of one stream do not
+    overlap."""
 
     activities: tuple[Activity, ...]
     seconds: float
@@ -79,9 +80,9 @@ class Simulation:
 
 
 def simulate(problem: Problem, workload: Workload, placement: Placement) -> Simulation:
-    """Draw what a placement does, for a workload.
+    """Draw a placement's run of a workload.
 
-    Raises PlanError for slices that our blocks do not have, ProfileError if the profile has no link.
+    Raises PlanError for a slice of an operator that cannot be split, ProfileError if the profile has no link.
     """
     problem = problem.of_step(workload.step)
     predicted, step = price(problem, workload, placement), workload.step
@@ -127,7 +128,7 @@ def _whole(problem: Problem, workload: Workload, placement: Placement) -> tuple[
 def _pass(
     problem: Problem, costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int] = ()
 ) -> Iterator[Activity]:
-    """What placement_seconds (cost/whole.py) adds up, each from 0 s, in graph order."""
+    """The tasks that placement_seconds (cost/whole.py) adds up, each from 0 s, in graph order."""
     graph, tasks, offloads = costs.graph, list[Activity](), bool(costs.offloaded) and not costs.small
 
     def add(stream: Resource, kind: str, name: str, seconds: float) -> None:
@@ -161,7 +162,7 @@ def _pass(
 
 
 def _with_device_copies(tasks: Sequence[Activity], seconds: float) -> Iterator[Activity]:
-    """Tasks of one pass with its device copies, an equal part of their seconds wherever the side changes. A pass begins
+    """Tasks of one pass with its device copies: an equal part of their seconds at each change of side. A pass begins
     and ends on the host."""
     sides = [(i, task.stream) for i, task in enumerate(tasks) if task.stream in ("cpu", "gpu")]
     ends = [(0, "cpu"), *sides, (len(tasks), "cpu")]
@@ -189,7 +190,7 @@ def _sliced(
 
     @cache
     def between(n_tokens: int) -> list[Activity]:
-        """All that lies between blocks in a pass, one after another."""
+        """The tasks between blocks in a pass, in order."""
         costs = slicer.contexts.costs_at(n_tokens, placement.llama_uses_device(problem.graph.n_layer))
         tasks = _pass(problem, costs, placement.on_device, placement.first_device_layer, inside)
         return list(_in_sequence(tasks))
@@ -210,7 +211,7 @@ def _sliced(
             else:
                 yield Activity("cpu", kind, name, start, end)
 
-    prompt, token, streaming = passes(workload, "prefill"), decode_pass(workload), slicer.on.streaming
+    prompt, token, streaming = passes(workload, "prefill"), decode_pass(workload), slicer.pricing.streaming
     of_prompt, of_token = (
         [times for p in prompt for times in slicer.pass_times(plan, p)],
         slicer.pass_times(plan, token),
@@ -226,8 +227,8 @@ def _block_name(members: Sequence[Operator]) -> str:
 
 
 def _scaled(tasks: Sequence[Activity], first: float, last: float, start_s: float, end_s: float) -> Iterator[Activity]:
-    """These shares of all tasks, laid out from start_s to end_s. Where there is nothing, the inputs cross of a block
-    that stays whole on the host between neighbours on the device."""
+    """These shares of all tasks, drawn from start_s to end_s. Without tasks, a device copy: the inputs of an unsliced
+    host block between neighbours on the device."""
     total_s = tasks[-1].end_s if tasks else 0.0
     low, high = first * total_s, last * total_s
     if high <= low:
@@ -241,8 +242,8 @@ def _scaled(tasks: Sequence[Activity], first: float, last: float, start_s: float
 
 
 def _apart(drawn: Iterable[Activity]) -> Iterator[Activity]:
-    """A stream does one thing at a time, but the timeline lets other copies pass those of streamed weights, which are
-    drawn around these."""
+    """Split spans so that no two of one stream overlap: in the timeline other copies pass copies of streamed weights,
+    which are drawn around them."""
     activities = sorted(drawn, key=lambda w: w.start_s)
     passing = [w for w in activities if w.stream == "in" and w.kind != "stream"]
     for activity in activities:

@@ -1,11 +1,11 @@
 """Slices for all blocks that a placement of whole operators leaves on the host: r_GG, r_CG and n_g (ScheInfer, section
 IV), or a hot set of experts, under one memory limit.
 
-With n_g cuts suit decode, as in the paper, and n_g the prompt; without it they suit the workload, whose total time
-decides between the two. A host layout that the device cannot read (repacked weights) rules out n_g, unless CC is kept a
-second time in the plain one; the total decides again. Without streaming r_CG = n_g = 0: both sides compute, nothing is
-copied. Where it is known which experts are used, an FFN's options are sets of its most used ones besides: more bytes,
-fewer seconds, like any larger slice.
+Two searches compete by the workload's total time: one without n_g, whose cuts minimise that time; and one with n_g,
+whose cuts minimise decode and whose n_g minimises the prompt, as in the paper. A device cannot read repacked weights,
+so n_g needs CC in the plain layout: instead of the fastest one, or as a second copy; total time decides that too.
+Without streaming r_CG = n_g = 0. If expert counts are known, an FFN of experts also has sets of its most used experts
+as options: more bytes, fewer seconds, like any larger slice.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from oallama.planner.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class SlicePlan:
-    """The cuts of every block, and what they take."""
+    """The cuts of every block, with their memory and predicted times."""
 
     blocks: tuple[Block, ...]
-    layers: tuple[tuple[BlockType, Cut], ...]  # of each block: in the layout that it gets, as it is cut
+    cut_blocks: tuple[tuple[BlockType, Cut], ...]  # for each block its type, in the layout that it gets, and its cut
     token_assignment: TokenTable
-    kept_twice: bool  # CC lies in its fast layout and in the plain one, which is streamed for n_g
+    kept_twice: bool  # CC is kept in its fast layout and in the plain one, which is streamed for n_g
     staging_bytes: int  # the ring of slots for streamed weights, and activations
-    prefill_s: float  # blocks, and what lies between them, over the workload's prompt
+    prefill_s: float  # of the workload's prompt: blocks and inter-block times
     decode_s: float  # of one token of an answer
-    budget_limited: bool = False  # more device memory would have changed it
+    budget_limited: bool = False  # more device memory would change the cuts
 
     def predicted(self, workload: Workload) -> Predicted:
         return Predicted.with_drafts(self.prefill_s, self.decode_s, workload)
@@ -65,21 +65,21 @@ class SlicePlan:
     @property
     def weights_bytes(self) -> int:
         """Bytes of GG and of hot experts."""
-        return sum(cost.weight_bytes(cut) for cost, cut in self.layers)
+        return sum(kind.weight_bytes(cut) for kind, cut in self.cut_blocks)
 
     @property
     def streams(self) -> bool:
-        return bool(self.token_assignment) or any(cut.cg for _, cut in self.layers)
+        return bool(self.token_assignment) or any(cut.cg for _, cut in self.cut_blocks)
 
     @property
     def exchanges(self) -> bool:
         """Hot experts follow the conversation."""
-        return any(cut.n_hot and cost.use is not None and cost.use.follows for cost, cut in self.layers)
+        return any(cut.n_hot and kind.use is not None and kind.use.follows for kind, cut in self.cut_blocks)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is sliced."""
-        return not self.streams and all(cut.is_whole for _, cut in self.layers)
+        return not self.streams and all(cut.is_whole for _, cut in self.cut_blocks)
 
     @property
     def twice_bytes(self) -> int:
@@ -90,36 +90,36 @@ class SlicePlan:
     def cc_bytes(self) -> int:
         """Bytes of CC that may be streamed for n_g, or exchanged."""
         return sum(
-            cost.block.bytes * cut.cc // cost.block.extent
-            for cost, cut in self.layers
-            if (cost.use is not None and cost.use.follows if cut.n_hot else cost.takes_n_g)
+            kind.block.bytes * cut.cc // kind.block.extent
+            for kind, cut in self.cut_blocks
+            if (kind.use is not None and kind.use.follows if cut.n_hot else kind.takes_n_g)
         )
 
 
 N_VALUES = 16
-"""n_G of the paper: how many values of r_GG above 0 are looked at. With eight, five of 29 plans of the corpus are
+"""n_G of the paper: number of values of r_GG above 0 that are tried. With eight, five of 29 plans of the corpus are
 slower, by up to 15.6 %."""
 
-MODEL_ROUNDS = 10  # tokens that the exact timeline of decode may take to settle
+MODEL_ROUNDS = 10  # most tokens that the exact timeline of decode runs until it is steady
 
 
 class Slicer:
-    """Slices for a problem and a workload, whatever lies whole on the device."""
+    """Finds and prices slices for a problem and a workload, beside any placement of whole operators."""
 
     def __init__(
         self,
         problem: Problem,
         workload: Workload,
-        on: Pricing,
+        pricing: Pricing,
         streams: bool = True,
         hot: bool = False,
     ) -> None:
-        """on: prices on the problem's device, which problems of that device may share. streams: whether weights may be
+        """pricing: of the problem's device; problems of one device may share it. streams: whether weights may be
         streamed; hot: whether the device may have the most used experts of a layer."""
         self._problem, self.workload, self._streams, self._hot = problem, workload, streams, hot
         self._uses = {} if problem.routing is None else expert_use(problem.routing)
         self._follows = streams and hot and may_follow(problem)
-        if self._follows:  # also of what nothing is known
+        if self._follows:  # layers without counts, too
             self._uses = {
                 o.layer: self._uses.get(o.layer) or experts_alike(o.shape[2])
                 for o in problem.operators
@@ -127,14 +127,14 @@ class Slicer:
             }
         routed = {o.layer: o.mul_mat for o in problem.operators if o.layer is not None and o.op == "MUL_MAT_ID"}
         self._uses = {at: of_step(use, routed[at], problem.step) for at, use in self._uses.items() if at in routed}
-        self.on = on
+        self.pricing = pricing
         self.contexts = BlockContexts(problem, workload)
         self._options = cache(BlockOptions)
 
     def varied(self, workload: Workload, n_slots: int) -> Slicer:
-        """A slicer for another workload, and a ring of n_slots slots. The tasks of sliced blocks are shared."""
+        """A slicer for another workload and a ring of n_slots slots, which shares the cached tasks of sliced blocks."""
         other = copy(self)
-        other.on = self.on.with_slots(n_slots)
+        other.pricing = self.pricing.with_slots(n_slots)
         if workload != self.workload:
             other.workload, other.contexts = workload, BlockContexts(self._problem, workload)
         return other
@@ -142,21 +142,21 @@ class Slicer:
     def blocks(
         self, placement: Placement, together: Collection[int] | None = None, cuts: Sequence[Hashable] | None = None
     ) -> list[Block]:
-        """The blocks that may be sliced beside `placement`; with the use of their experts where these may be hot.
-        together, cuts: as BlockContexts.blocks; together None: those layers that have hot experts in `placement`."""
+        """The blocks that may be sliced beside `placement`; those that may have hot experts with the use of experts.
+        together, cuts: as in BlockContexts.blocks; together None: the layers with hot experts in `placement`."""
         if together is None:
             together = _hot_layers(self._problem.operators, placement)
         blocks = self.contexts.blocks(placement, together, cuts)
         return [self._with_use(block) for block in blocks] if self._hot else blocks
 
     def _with_use(self, block: Block) -> Block:
-        """Whole FFNs of experts only: what else there is of experts is sliced."""
-        layer, cost = self._problem.operators[block.operators[0]].layer, block.types[0]
+        """Add the use of experts to a block that is a whole FFN of experts; only those may have hot experts."""
+        layer, kind = self._problem.operators[block.operators[0]].layer, block.types[0]
         use = None if layer is None else self._uses.get(layer)
-        is_whole = cost.block.hidden_each and cost.block.returned
-        if use is None or not is_whole or not all(gemm.routed for gemm in cost.gemms):
+        is_whole = kind.block.hidden_each and kind.block.returned
+        if use is None or not is_whole or not all(gemm.routed for gemm in kind.gemms):
             return block
-        return replace(block, types=tuple(replace(cost, use=use) for cost in block.types))
+        return replace(block, types=tuple(replace(kind, use=use) for kind in block.types))
 
     #
     # cuts
@@ -165,11 +165,11 @@ class Slicer:
     def plan(
         self, placement: Placement, budget: int, weights_budget: int, n_values: int = N_VALUES
     ) -> SlicePlan | None:
-        """The slices beside `placement` that take the workload the least time; an empty plan where nothing gains. None:
-        there is nothing that could be sliced.
+        """The slices beside `placement` with the least time for the workload; an empty plan if no slice gains. None: no
+        block can be sliced.
 
         budget: bytes of device memory for slices and staging; weights_budget: for slices alone. No block is all GG:
-        that is for whole operators.
+        such operators are placed whole.
         """
         workload = self.workload
         best: SlicePlan | None = None
@@ -178,7 +178,7 @@ class Slicer:
         for blocks in filter(None, (self.blocks(placement, together) for together in sets)):
             numbers = {types: number for number, types in enumerate(dict.fromkeys(block.types for block in blocks))}
             kinds, kind_of = list(numbers), [numbers[block.types] for block in blocks]
-            options, modes = self._options(self.on, workload, self._streams, n_values), self._modes(kinds)
+            options, modes = self._options(self.pricing, workload, self._streams, n_values), self._modes(kinds)
             nothing = [(modes[0].kinds[number], modes[0].kinds[number].all_host) for number in kind_of]
             found, found_mode, budget_limited = self.priced(blocks, nothing), modes[0], False
             most_cg: list[int | None] = [None] * len(kinds)
@@ -190,7 +190,7 @@ class Slicer:
                     if plan is not None and plan.total_s(workload) < found.total_s(workload):
                         found, found_mode = plan, mode
             found = self._exact(found)
-            while (narrower := self._narrower(found, kind_of)) is not None:  # leaves the device more room for weights
+            while (narrower := self._narrower(found, kind_of)) is not None:  # a smaller ring leaves room for GG
                 most_cg[narrower[0]] = narrower[1]
                 plan = self._solved(blocks, found_mode, options, most_cg, kind_of, budget, weights_budget)
                 plan = plan and self._exact(plan)
@@ -202,54 +202,54 @@ class Slicer:
         return best
 
     def _narrower(self, plan: SlicePlan, kind_of: Sequence[int]) -> tuple[int, int] | None:
-        """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot is as the next
+        """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot shrinks to the next
         largest). None: no slot can shrink. kind_of: the kind of each block."""
         n_g = most_n_g(plan.token_assignment, self.workload.largest_batch)
         slots: dict[int, int] = {}
-        for number, (kind, cut) in zip(kind_of, plan.layers, strict=True):
+        for number, (kind, cut) in zip(kind_of, plan.cut_blocks, strict=True):
             slots[number] = max(slots.get(number, 0), slot_bytes(kind, cut, n_g))
         if len(slots) < 2:
             return None
         (largest, number), (following, _) = sorted(((size, number) for number, size in slots.items()), reverse=True)[:2]
-        kind, _ = plan.layers[kind_of.index(number)]
+        kind, _ = plan.cut_blocks[kind_of.index(number)]
         if largest == following or not following or (n_g and kind.takes_n_g):
             return None
         return number, most_streamed(kind, following)
 
     def with_table(self, plan: SlicePlan, budget: int) -> SlicePlan:
-        """The plan with n_g for batches of any size, where there is room for what these need."""
+        """The plan with n_g for all batch sizes; the same plan if their staging does not fit the budget."""
         workload = self.workload
         known = {p.n_tokens for p in passes(workload, "prefill")}
-        table = token_table(plan.layers, self.on, workload.largest_batch, known)
+        table = token_table(plan.cut_blocks, self.pricing, workload.largest_batch, known)
         staging = staging_bytes(
-            plan.layers, self.on.streaming, workload.largest_batch, most_n_g(table, workload.largest_batch)
+            plan.cut_blocks, self.pricing.streaming, workload.largest_batch, most_n_g(table, workload.largest_batch)
         )
-        if plan.weights_bytes + staging > budget:  # other batches get no more n_g than there is room for
+        if plan.weights_bytes + staging > budget:
             return plan
-        return self.priced(plan.blocks, plan.layers, table, plan.kept_twice, staging)
+        return self.priced(plan.blocks, plan.cut_blocks, table, plan.kept_twice, staging)
 
     def fastest(self, types: Sequence[BlockType]) -> BlockType:
-        """The one in whose layout the CPU takes the least time over the workload."""
+        """The type in whose layout the CPU takes the least time over the workload."""
         over = passes(self.workload, "mixed")
         return min(
-            types, key=lambda cost: (sum(p.count * cost.gemms.cpu_s(1.0, p.n_tokens) for p in over), cost.layout)
+            types, key=lambda kind: (sum(p.count * kind.gemms.cpu_s(1.0, p.n_tokens) for p in over), kind.layout)
         )
 
     def _modes(self, kinds: Sequence[tuple[BlockType, ...]]) -> list[_Mode]:
-        """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a
-        second copy.
+        """The modes to try: without n_g in the fastest layout; with n_g in the plain layout, and in the fastest one
+        with a second copy.
 
-        With n_g every layer's block is in the split backend, and none as llama.cpp would run it whole; blocks whose CC
-        is never streamed keep their layout.
+        With n_g the split back end runs the blocks of every layer, also those that llama.cpp would run whole. Blocks
+        whose CC is never streamed keep their layout.
         """
         fastest = tuple(map(self.fastest, kinds))
         without = _Mode(fastest, "workload", False, False)
         if not self._streams:
             return [without]
         objective: Objective = "decode" if self.workload.n_gen else "workload"
-        once = tuple(cost.in_split if cost.takes_n_g else cost for cost in fastest)
+        once = tuple(kind.in_split if kind.takes_n_g else kind for kind in fastest)
         plain = tuple(
-            next(cost.in_split for cost in types if cost.layout == PLAIN_LAYOUT)
+            next(kind.in_split for kind in types if kind.layout == PLAIN_LAYOUT)
             if fast.takes_n_g and not fast.outputs_only
             else fast
             for types, fast in zip(kinds, once, strict=True)
@@ -258,20 +258,21 @@ class Slicer:
         return [without, *self._following_modes(kinds, fastest), _Mode(plain, objective, True, False), *twice]
 
     def _following_modes(self, kinds: Sequence[tuple[BlockType, ...]], fastest: Sequence[BlockType]) -> Iterator[_Mode]:
-        """Hot experts follow the conversation: their blocks in the plain layout, and the fastest with a second copy."""
-        if not self._follows or all(cost.use is None for cost in fastest):
+        """Yield modes in which hot experts follow the conversation: blocks with experts in the plain layout, and in the
+        fastest one with a second copy."""
+        if not self._follows or all(kind.use is None for kind in fastest):
             return
-        followed = {cost.use: following(cost.use) for cost in fastest if cost.use is not None}
+        followed = {kind.use: following(kind.use) for kind in fastest if kind.use is not None}
 
-        def follows(cost: BlockType) -> BlockType:
-            return cost if cost.use is None else replace(cost, use=followed[cost.use])
+        def follows(kind: BlockType) -> BlockType:
+            return kind if kind.use is None else replace(kind, use=followed[kind.use])
 
         def plain(types: Sequence[BlockType], fast: BlockType) -> BlockType:
-            return fast if fast.use is None else next(cost for cost in types if cost.layout == PLAIN_LAYOUT)
+            return fast if fast.use is None else next(kind for kind in types if kind.layout == PLAIN_LAYOUT)
 
         followed_kinds = tuple(follows(plain(types, fast)) for types, fast in zip(kinds, fastest, strict=True))
         yield _Mode(followed_kinds, "workload", False, False)
-        if any(cost.layout != fast.layout for cost, fast in zip(followed_kinds, fastest, strict=True)):
+        if any(kind.layout != fast.layout for kind, fast in zip(followed_kinds, fastest, strict=True)):
             yield _Mode(tuple(map(follows, fastest)), "workload", False, True)
 
     def _solved(
@@ -284,10 +285,10 @@ class Slicer:
         budget: int,
         weights_budget: int,
     ) -> SlicePlan | None:
-        """r_GG, then n_g; what staging then takes is taken off the budget, and so on until both fit. None: it does not,
-        or no prompt gains by n_g, or the host has no room for a second copy.
+        """Solve r_GG by the knapsack, then n_g; subtract the staging that these need from the budget, and repeat until
+        both fit. None: they do not fit, no prompt gains by n_g, or the host has no room for a second copy.
 
-        most_cg: elements of CG of each kind of the mode, at most; kind_of: the kind of each block.
+        most_cg: most elements of CG of each kind of the mode; kind_of: the kind of each block.
         """
         pairs = zip(mode.kinds, most_cg, strict=True)
         choices = [options.choices(kind, mode.objective, most) for kind, most in pairs]
@@ -299,20 +300,22 @@ class Slicer:
         lengths = sorted({p.n_tokens for p in prompt}) if mode.with_n_g else []
 
         staging, needed = -1, 0
-        while needed > staging:  # once the slices need no more than was taken off the budget, they fit
+        while needed > staging:  # ends when the staging that was subtracted suffices
             staging = needed
             selection = solve_knapsack(costs, max(0, min(budget - staging, weights_budget)), kind_of)
             counts = Counter(zip(kind_of, selection.chosen, strict=True))
             one_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
             counted = [(*one_of[at], count) for at, count in counts.items()]
-            table = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)
+            table = tuple((n, least_n_g(counted, self.pricing, n)[0]) for n in lengths)
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None
-            layers = tuple(one_of[at] for at in zip(kind_of, selection.chosen, strict=True))
-            needed = staging_bytes(layers, self.on.streaming, n_batch, most_n_g(table, n_batch))
+            cut_blocks = tuple(one_of[at] for at in zip(kind_of, selection.chosen, strict=True))
+            needed = staging_bytes(cut_blocks, self.pricing.streaming, n_batch, most_n_g(table, n_batch))
             if selection.bytes + needed <= max(budget, 0):
                 seconds = self._phases(counted, table)
-                plan = SlicePlan(tuple(blocks), layers, table, mode.twice, needed, *seconds, selection.budget_limited)
+                plan = SlicePlan(
+                    tuple(blocks), cut_blocks, table, mode.twice, needed, *seconds, selection.budget_limited
+                )
                 return plan if plan.twice_bytes <= self._problem.host_budget else None
         return None
 
@@ -321,20 +324,19 @@ class Slicer:
     #
 
     def with_n_g(self, placement: Placement) -> Placement:
-        """The same slices, which may have been made for another workload, with n_g solved anew where prompts have
-        any."""
+        """The same slices with n_g solved for this slicer's workload, if the placement has n_g."""
         split = placement.split
         if not split.settings.token_assignment:
             return placement
         counted = count_blocks(self.cuts_of(placement)[1])
         lengths = sorted({p.n_tokens for p in passes(self.workload, "prefill")})
-        table = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)
+        table = tuple((n, least_n_g(counted, self.pricing, n)[0]) for n in lengths)
         split = replace(split, settings=replace(split.settings, token_assignment=table))
         return replace(placement, splits=(split, *placement.splits[1:]))
 
     def cuts_of(self, placement: Placement) -> tuple[list[Block], CutBlocks]:
-        """The blocks of a placement, as its slices cut them. Raises PlanError if one is cut that cannot be cut
-        here."""
+        """The blocks of a placement with its cuts. Raises PlanError for a cut operator that this profile's device
+        cannot compute."""
         blocks, split = (
             self.blocks(placement),
             {i for i, assignment in enumerate(placement.assignments) if assignment.is_split},
@@ -345,61 +347,66 @@ class Slicer:
         return blocks, [self._as_cut(block, placement) for block in blocks]
 
     def _as_cut(self, block: Block, placement: Placement) -> tuple[BlockType, Cut]:
-        """A block as its first operator is cut, in the layout that it was given, with the use of its hot experts."""
+        """The type and the cut of a block, as the placement has its first operator."""
         i = block.operators[0]
         assignment, settings = placement.assignments[i], placement.split.settings
-        cost = block.in_layout(assignment.layout) or self.fastest(block.types)
-        cut, n_hot = assignment.cut if assignment.is_split else cost.all_host, len(assignment.hot_experts)
+        kind = block.in_layout(assignment.layout) or self.fastest(block.types)
+        cut, n_hot = assignment.cut if assignment.is_split else kind.all_host, len(assignment.hot_experts)
         if n_hot:
-            alike = of_step(experts_alike(cost.n_expert), cost.gemms[0].mul_mat, self._problem.step)
+            alike = of_step(experts_alike(kind.n_expert), kind.gemms[0].mul_mat, self._problem.step)
             use: ExpertUse = self._uses.get(self._problem.operators[i].layer or 0) or alike
             follows = settings.streaming is not None and settings.streaming.exchange != "off" and n_hot > 1
-            cost = replace(cost, use=following(use) if follows else use)
-        holds = settings.token_assignment and cost.takes_n_g
-        return cost.in_split if holds else cost, cut._replace(n_hot=n_hot)
+            kind = replace(kind, use=following(use) if follows else use)
+        holds = settings.token_assignment and kind.takes_n_g
+        return kind.in_split if holds else kind, cut._replace(n_hot=n_hot)
 
     def priced(
-        self, blocks: Sequence[Block], layers: CutBlocks, table: TokenTable = (), twice: bool = False, staging: int = 0
+        self,
+        blocks: Sequence[Block],
+        cut_blocks: CutBlocks,
+        table: TokenTable = (),
+        twice: bool = False,
+        staging: int = 0,
     ) -> SlicePlan:
-        """Cuts with the times of their timeline."""
-        seconds = self._phases(count_blocks(layers), table)
-        return self._exact(SlicePlan(tuple(blocks), tuple(layers), table, twice, staging, *seconds))
+        """A SlicePlan of given cuts, with the times of their timeline."""
+        seconds = self._phases(count_blocks(cut_blocks), table)
+        return self._exact(SlicePlan(tuple(blocks), tuple(cut_blocks), table, twice, staging, *seconds))
 
     def _phases(self, counted: Counted, table: TokenTable) -> tuple[float, float]:
-        """(seconds of the prompt, of a token), each block as one among others like it."""
+        """(seconds of the prompt, of a token) as a sum of steady-state seconds per block."""
         prefill_s = sum(
-            p.count * counted_seconds(counted, self.on, p.n_tokens, n_g_at(table, p.n_tokens), p.n_outputs)
+            p.count * counted_seconds(counted, self.pricing, p.n_tokens, n_g_at(table, p.n_tokens), p.n_outputs)
             for p in passes(self.workload, "prefill")
         )
         step = decode_pass(self.workload)
         n_g = n_g_at(table, step.n_tokens)
-        return prefill_s, step.count * counted_seconds(counted, self.on, step.n_tokens, n_g, step.n_outputs)
+        return prefill_s, step.count * counted_seconds(counted, self.pricing, step.n_tokens, n_g, step.n_outputs)
 
     def _exact(self, plan: SlicePlan) -> SlicePlan:
-        """The plan with the times of its timeline, in which blocks of different kinds follow one another."""
+        """The plan with the times of its timeline, in which blocks of different kinds alternate."""
         if not plan.streams:
-            return plan  # nothing runs ahead, so these are exact
+            return plan  # no copy runs ahead of its block, so the sums are exact
         prompt = [times for p in passes(self.workload, "prefill") for times in self.pass_times(plan, p)]
         step = decode_pass(self.workload)
-        decode_s = step.count * cycle_seconds(self.pass_times(plan, step), self.on.streaming, MODEL_ROUNDS)
-        return replace(plan, prefill_s=run_seconds(prompt, self.on.streaming), decode_s=decode_s)
+        decode_s = step.count * cycle_seconds(self.pass_times(plan, step), self.pricing.streaming, MODEL_ROUNDS)
+        return replace(plan, prefill_s=run_seconds(prompt, self.pricing.streaming), decode_s=decode_s)
 
     def pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
-        """Times of the blocks in order, each with the inter-block time before it."""
-        n_g, block_times = n_g_at(plan.token_assignment, p.n_tokens), cache(self.on.block_times)
+        """BlockTimes in execution order, each with the inter-block time before it."""
+        n_g, block_times = n_g_at(plan.token_assignment, p.n_tokens), cache(self.pricing.block_times)
         return [
-            block_times(*layer, p.n_tokens, n_g, p.n_outputs, block.inter_block_share)
-            for block, layer in zip(plan.blocks, plan.layers, strict=True)
+            block_times(*cut_block, p.n_tokens, n_g, p.n_outputs, block.inter_block_share)
+            for block, cut_block in zip(plan.blocks, plan.cut_blocks, strict=True)
         ]
 
     def placed(self, placement: Placement, plan: SlicePlan, phase: Phase = "mixed") -> Placement:
         """The placement with the plan's slices, and its predicted seconds over the passes of a phase."""
         assignments, hot_bytes = list(placement.assignments), 0
-        for block, (cost, cut) in zip(plan.blocks, plan.layers, strict=True):
-            experts = tuple(sorted(cost.use.order[: cut.n_hot])) if cost.use is not None else ()
-            split = not cut.is_whole or (plan.token_assignment and cost.takes_n_g)
-            layout = cost.layout if cut.cc and split else None
-            hot_bytes += cost.weight_bytes(cut) if cut.n_hot else 0
+        for block, (kind, cut) in zip(plan.blocks, plan.cut_blocks, strict=True):
+            experts = tuple(sorted(kind.use.order[: cut.n_hot])) if kind.use is not None else ()
+            split = not cut.is_whole or (plan.token_assignment and kind.takes_n_g)
+            layout = kind.layout if cut.cc and split else None
+            hot_bytes += kind.weight_bytes(cut) if cut.n_hot else 0
             for i in block.operators:
                 assignments[i] = Assignment(cut._replace(n_hot=0), layout, experts)
         streaming, held = self._stream_settings(plan) if self._streams else None, plan.weights_bytes - hot_bytes
@@ -412,10 +419,11 @@ class Slicer:
         )
 
     def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
-        """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
-        asked, rates = self.on.streaming, self.on.rates
+        """Settings of the plan's streams. With a device whose calls are synchronous no copies are queued, so pieces and
+        the link's speed do not matter."""
+        asked, rates = self.pricing.streaming, self.pricing.rates
         n_batch = self.workload.largest_batch
-        ring = ring_bytes(plan.layers, asked, n_batch, most_n_g(plan.token_assignment, n_batch))
+        ring = ring_bytes(plan.cut_blocks, asked, n_batch, most_n_g(plan.token_assignment, n_batch))
         settings = StreamSettings(asked.n_slots, asked.prefetch, plan.kept_twice, ring_bytes=ring)
         if rates.blocking or not (plan.streams or plan.exchanges) or not rates.weights.beta_s_per_byte:
             return settings
@@ -429,8 +437,8 @@ class Slicer:
 
 
 def may_follow(problem: Problem) -> bool:
-    """Whether hot experts can follow the conversation: the device is sent others from pinned memory while it computes,
-    and layers have so many experts that some are used more for a while."""
+    """Whether hot experts can follow the conversation: pinned memory is copied while the device computes, and layers
+    have enough experts (FEWEST_EXPERTS) that some are used more for a time."""
     profile = problem.profile
     rates = profile.is_pinned and "h2d_pinned" in profile.link and not profile.is_blocking
     return rates and any(o.op == "MUL_MAT_ID" and o.shape[2] >= FEWEST_EXPERTS for o in problem.operators)
@@ -442,7 +450,7 @@ def pricing_of(problem: Problem, streaming: StreamSettings = StreamSettings()) -
 
 
 def slicer_of(problem: Problem, workload: Workload, placement: Placement) -> Slicer:
-    """A Slicer with the settings of the search that found these slices, for another workload."""
+    """A Slicer for a workload, with the settings of the search that found the placement's slices."""
     streaming = placement.split.settings.streaming
     return Slicer(
         problem,
@@ -455,8 +463,8 @@ def slicer_of(problem: Problem, workload: Workload, placement: Placement) -> Sli
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """One way to slice: each kind of block in one layout, what its cuts suit, and whether its CC is streamed for n_g.
-    twice: CC is also kept in the plain layout, as the device cannot read this one."""
+    """Conditions of one search: the layout of each kind of block, the objective of its cuts, and whether CC is streamed
+    for n_g. twice: CC is also kept in the plain layout."""
 
     kinds: tuple[BlockType, ...]
     objective: Objective

@@ -1,10 +1,9 @@
-"""T', the time that an operator's device copies between CPU and device take (OATO, section 3.2 and Algorithm 1, line
-8).
+"""T', the time of an operator's device copies (OATO, section 3.2 and Algorithm 1, line 8).
 
-Ours is the marginal cost of the edges: what device copies cost with the operator on the device less what they cost with
-it on the CPU, everything else being where the last ranking puts it. It is negative where the operator joins its
-neighbours there. That T' needs a placement is an interpretation: a T' of the operator alone would leave Algorithm 1
-nothing to repeat, but its loop is said to follow whether operators pass data between CPU and device.
+Ours is the marginal cost of the edges: the cost of all device copies with the operator on the device, minus their cost
+with it on the CPU, with all others where the last ranking placed them. It is negative if the operator joins its
+neighbours. That T' depends on a placement is our interpretation: with a T' of the operator alone, Algorithm 1 would
+have no reason to loop; the paper says that the loop follows whether operators pass data between CPU and device.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ class Transfers:
     """T' of operators, in seconds over the passes of `costs`. Layers that are alike share what is computed."""
 
     def __init__(self, costs: Costs, paper: bool = False) -> None:
-        """paper: as Algorithm 1 reads literally, the load of the operator's tensors across devices, charged to a
-        candidate whose neighbours are on the other side: never negative."""
+        """paper: T' is never negative, as in Algorithm 1 read literally: a cost of loading the operator's tensors
+        across devices, if its neighbours are on the other side."""
         self._costs, self._paper = costs, paper
         self._known: dict[Hashable, list[float]] = {}
         graph, kinds = costs.graph, dict[Hashable, int]()
@@ -33,7 +32,7 @@ class Transfers:
             self._layers.append(_Layer(span, window, first, last, kinds.setdefault(kind, len(kinds))))
 
     def of(self, on_device: Sequence[bool], first_device_layer: int, index: int) -> float:
-        """Device copies with the operator on the device less those with it on the CPU."""
+        """T' of one operator: seconds of device copies with it on the device, minus those with it on the CPU."""
         window, sides, seconds = self._layers[self._costs.graph.operator_layer[index]].window, list(on_device), []
         for side in (True, False):
             sides[index] = side
@@ -54,10 +53,10 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer, and what changes where one of its operators moves."""
+    """A layer, and the layers around it whose device copies change if one of its operators moves."""
 
-    operators: tuple[int, int]  # [first, last)
+    operators: tuple[int, int]  # of the layer, [first, last)
     window: tuple[int, int]  # layers whose device copies change, [first, last)
-    first: int  # operator of these layers
-    last: int  # behind the last of them
-    kind: int  # the same for layers in which the same moves cost the same
+    first: int  # first operator of the window
+    last: int  # end of its operators, exclusive
+    kind: int  # equal for layers in which equal moves have equal costs

@@ -1,5 +1,4 @@
-"""A placement with the memory that it really takes, its price, and its notes. Pure but for the problem's no_alloc
-load."""
+"""Verifies a placement: its memory by a no_alloc load, its price, its notes. Pure except for that load."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ def verify(
     notes: Sequence[str] = (),
     capacity: int | None = None,
 ) -> VerifiedPlan:
-    """A placement with the memory breakdown of a no_alloc load: `spare` may be negative. notes: on what was changed
-    before it was searched for. capacity: bytes of the device; None: as that load found it.
+    """The verified plan of a placement. Its `spare` memory may be negative. notes: what was lowered before the search.
+    capacity: bytes of the device; None: as the no_alloc load found it.
     """
     placement = with_layouts(problem, workload, with_draft_block(problem, workload, placement))
     memory = measured(problem, workload, placement, capacity)
@@ -34,8 +33,8 @@ def verify(
 
 
 def with_draft_block(problem: Problem, workload: Workload, placement: Placement) -> Placement:
-    """The placement with the model's last block on the device, where that drafts: it runs most often, and takes no cut.
-    The output's layer lies behind it."""
+    """The placement with the model's last block on the device if that block makes drafts (MTP): it runs most often, and
+    cannot be split."""
     last = problem.graph.n_layer - 1
     if not workload.step.mtp or placement.first_device_layer <= last or not placement.uses_device(last + 1):
         return placement
@@ -56,7 +55,7 @@ def on_cpu(problem: Problem, workload: Workload, phase: Phase) -> VerifiedPlan:
 def nothing_placed(
     problem: Problem, policy: str, workload: Workload, phase: Phase, capacity: int, reason: str
 ) -> VerifiedPlan:
-    """CPU-only decision that says why the device is unused, with the device's memory breakdown."""
+    """The verified plan with everything on the CPU, with a note that says why, and the device's memory breakdown."""
     decision = on_cpu(problem, workload, phase)
     empty = memory_breakdown(capacity, problem.vram_fill, 0, decision.memory.weights_host, 0, 0)
     note = f"nothing is placed on {problem.profile.device}: {reason}"
@@ -64,7 +63,7 @@ def nothing_placed(
 
 
 def _streaming_notes(problem: Problem, placement: Placement) -> tuple[str, ...]:
-    """A note with the cost of streaming from pageable memory, where the device has no other."""
+    """A note on the rate of streaming from pageable memory, for a device without pinned memory."""
     profile = problem.profile
     if not placement.streams or profile.is_pinned:
         return ()
@@ -74,7 +73,7 @@ def _streaming_notes(problem: Problem, placement: Placement) -> tuple[str, ...]:
 
 
 def _resident_notes(problem: Problem, placement: Placement) -> tuple[str, ...]:
-    """A note where split blocks cannot live on the device beside their neighbours."""
+    """A note if split blocks cannot live on the device beside their neighbours."""
     profile = problem.profile
     if not placement.is_sliced or profile.takes_residents:
         return ()

@@ -1,11 +1,11 @@
 """Whole operators by affinity: OATO's search over the layers that are on the device, and swaps after it.
 
-The swaps are ours, not OATO's: the paper ends with the fill, whose greedy may leave memory unused or hold an operator
-there that another would use better. A move takes one or two of a layer's groups (an operator, attention, an FFN, the
-layer) to the device or off it. A swap is a move, or one against others: what comes in against what goes out. The swap
-that saves the most is made, again and again, until none saves anything within the budget. What moves in one layer
-reaches its neighbours only, so moves of layers further apart add up; each swap is priced as a whole before it is made,
-so the placement is never slower.
+The swaps are ours; the paper ends with the greedy fill, which may leave memory unused, or give it to an operator that
+saves less per byte than another. A move takes one or two groups of a layer (an operator, attention, an FFN, the whole
+layer) to the device or off it. A swap is one move, or a move to the device together with a move off it. The swap that
+saves the most is made, until no swap within the budget saves time. A move changes only the device copies of its layer
+and the next ones, so savings of distant moves add up. Each swap is priced as a whole before it is made, so no swap
+makes the placement slower.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from oallama.planner.transfers import Transfers
 
 
 def device_layer_choices(n_layer: int, also: int) -> tuple[int, ...]:
-    """Values of first_device_layer that are tried: all layers on the device, then every eighth of them, down to the
-    output alone, and `also`. A layer whose KV is on the host runs its attention there, which pays when its weights are
-    there as well."""
+    """Values of first_device_layer to try: 0 (all layers on the device) to n_layer (only the output) in steps of an
+    eighth of the layers, and `also`. Attention of a layer runs where its KV is, so a layer whose weights are on the
+    host is better off with its KV there."""
     step = max(1, n_layer // 8)
     return tuple(sorted({*range(0, n_layer, step), n_layer, min(also, n_layer)}))
 
@@ -48,29 +48,29 @@ def search(
     first_layers: Sequence[int] | None = None,
     transfers: Transfers | None = None,
 ) -> Placement:
-    """The placement with the least predicted time over the passes of `costs`, but for what is published.
+    """The placement with the least predicted time over the passes of `costs`, unless affinity is "paper".
 
-    transfers: of these costs, where several budgets are searched. first_layers: from which layers on norms and KV may
-    be on the device; None: those of device_layer_choices.
+    transfers: those of these costs, to share between searches. first_layers: values of first_device_layer to try; None:
+    those of device_layer_choices.
 
-    affinity "paper" is Algorithm 1 as published: T' (see transfers.py for what is an interpretation of it) never
-    negative, the placement that the loop converged to, whatever it is predicted to take; norms and KV of all layers are
-    on the device, or of as many as fit.
+    affinity "paper" is Algorithm 1 as published: T' is never negative (transfers.py says how we interpret T'), the
+    placement is the one that the loop converged to, and norms and KV of all layers are on the device, or of as many as
+    fit.
     """
-    published = affinity == "paper"
+    paper = affinity == "paper"
     if first_layers is None:
         first_layers = device_layer_choices(costs.graph.n_layer, layers(costs, budget).first_device_layer)
-    transfers = transfers or Transfers(costs, published)
+    transfers = transfers or Transfers(costs, paper)
     budgets = [(first, n_bytes) for first in first_layers if (n_bytes := budget(first)) >= 0]
     found = [
-        algorithm_1(costs, n_bytes, first, transfers=transfers, rule=rule, published=published)
-        for first, n_bytes in (budgets[:1] if published else budgets)
+        algorithm_1(costs, n_bytes, first, transfers=transfers, rule=rule, paper=paper)
+        for first, n_bytes in (budgets[:1] if paper else budgets)
     ]
     return min(found, key=lambda placement: (placement.seconds, placement.first_device_layer)) if found else cpu(costs)
 
 
 def use_up(costs: Costs, budget: OperatorBudget, placement: Placement) -> Placement:
-    """The placement with whatever still fits the device there too, by falling affinity, whether that gains or not."""
+    """Add operators that still fit the device, by falling affinity, whether they gain or not (FillRule "full")."""
     first = placement.first_device_layer
     if first > costs.graph.n_layer:
         return placement
@@ -85,18 +85,18 @@ def use_up(costs: Costs, budget: OperatorBudget, placement: Placement) -> Placem
 
 
 MAX_ROUNDS = 64
-"""Most looks for a swap. Of 50 plans of the corpus one takes nine, most take one."""
+"""Most swaps of a search. Of 50 plans of the corpus one takes nine, most take one."""
 
 TRIES = 8
-"""Swaps that look best, of which the first that saves time is made. With one in their place a plan of 129 is 2.8 %
-slower: two moves in one layer change each other's device copies."""
+"""Most promising swaps to price in a round; the first that saves time is made. With 1 instead, one of 129 plans is
+2.8 % slower: two moves in one layer change each other's device copies."""
 
 LEAST_GAIN = 1e-9  # of the seconds before
 
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """Other sides for these operators."""
+    """Operators that change sides, and what that adds: bytes on the device, and seconds."""
 
     operators: tuple[int, ...]
     added_bytes: int
@@ -104,11 +104,10 @@ class _Move:
 
 
 def exchange(costs: Costs, operators: Sequence[Operator], budget: OperatorBudget, filled: Placement) -> Placement:
-    """The placement after the last swap that saves time; `filled` itself where none does. filled: within the budget,
-    without slices.
+    """Swap until no swap saves time; returns `filled` itself if none does. filled: within the budget, without slices.
 
-    Without swaps 10 of 107 plans are slower, by up to 4 %; swaps of one against four made no plan of 42 more than 0.3 %
-    faster.
+    Without swaps 10 of 107 plans are slower, by up to 4 %. Swaps of one move against four made none of 42 plans more
+    than 0.3 % faster.
     """
     first = filled.first_device_layer
     if first > costs.graph.n_layer:
@@ -136,8 +135,8 @@ def exchange(costs: Costs, operators: Sequence[Operator], budget: OperatorBudget
 
 
 def _swaps(moves: Sequence[_Move], left: int) -> Iterator[tuple[_Move, ...]]:
-    """Each move that fits by itself; and each with the one against it that has the most seconds for each byte: what
-    makes room for it, or what comes into the room that it leaves. Only what looks as if it saved time."""
+    """Yield promising swaps: each move that fits and saves time; and each move with the best other one by seconds per
+    byte that makes room for it, or that uses the room it frees, if both together save time."""
     by_worth = sorted(moves, key=lambda move: move.added_s / max(1, abs(move.added_bytes)))
     for move in moves:
         left_then = left - move.added_bytes
@@ -157,8 +156,7 @@ def _swaps(moves: Sequence[_Move], left: int) -> Iterator[tuple[_Move, ...]]:
 
 
 class _Moves:
-    """Moves of each layer. Equal layers between equal neighbours have the same moves at the same prices, which are
-    computed once."""
+    """Moves of each layer, with prices. Equal layers between equal neighbours share them."""
 
     def __init__(self, costs: Costs, operators: Sequence[Operator], first_device_layer: int) -> None:
         graph = costs.graph
@@ -196,7 +194,7 @@ class _Moves:
         return found
 
     def _of(self, layer: int, window: tuple[int, int], sides: Sequence[bool]) -> Iterator[_Move]:
-        """Operators counted from the layer's first."""
+        """Moves of one layer; their operators are counted from the layer's first."""
         costs, (begin, _) = self._costs, self._spans[layer]
         now_s, flipped = transfer_seconds(costs, sides, self._first, window), list(sides)
         singles = {
@@ -220,8 +218,8 @@ class _Moves:
 
 
 def _groups(members: Sequence[Operator]) -> list[Sequence[int]]:
-    """Operators of a layer that may move together: each by itself, attention, the FFN, all. The output alone is by
-    itself."""
+    """Operators of a layer that may move together: each alone, attention, the FFN, the whole layer. The output has
+    no groups."""
     ffn = [i for i, operator in enumerate(members) if operator.role.startswith("ffn_")]
     others = [i for i in range(len(members)) if i not in ffn]
     alone: list[Sequence[int]] = [range(i, i + 1) for i in range(len(members))]
@@ -229,7 +227,7 @@ def _groups(members: Sequence[Operator]) -> list[Sequence[int]]:
 
 
 def _noted(placement: Placement, filled: Placement) -> Placement:
-    """The placement with a note of what was changed after OATO's fill."""
+    """The placement with a note that says how many operators changed sides after OATO's fill."""
     n_moved = sum(a != b for a, b in zip(placement.on_device, filled.on_device, strict=True))
     many = "" if n_moved == 1 else "s"
     note = f"after OATO's fill, {n_moved} operator{many} changed sides to save predicted time"

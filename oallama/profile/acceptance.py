@@ -1,4 +1,4 @@
-"""Drafts of one model for another: which were accepted, and the file of the cache that keeps it."""
+"""Acceptance of drafts: by position, for each pair of models, and its cache file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ENOUGH_STEPS = 64  # decode steps with drafts, from which rates are believed: wi
 MEMORY_STEPS = 4096  # older steps weigh no more than so many
 
 PUBLISHED = (0.762, 0.616, 0.513, 0.424, 0.364, 0.309, 0.272)
-"""Share of the steps in which the first, the second, … draft is accepted, where none was measured: published for eight
-drafts of a multi-token head on GSM8K, greedy (vLLM, pull request 48892, August 2026)."""
+"""Default acceptance rates of the first, the second, … draft: published for eight drafts of a multi-token head on
+GSM8K, greedy (vLLM, pull request 48892, August 2026)."""
 
 _STEPS = re.compile(r"^llamacpp:spec_decode_num_drafts_total (\d+)", re.MULTILINE)
 _ACCEPTED = re.compile(
@@ -37,8 +37,8 @@ class Acceptance:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Acceptance rates by position: those of too few steps are the published ones. Positions that had no draft are
-        taken to be as much better or worse as the last that had one."""
+        """Acceptance rates by position; the published ones after too few steps. Positions without drafts are scaled
+        like the last position with drafts."""
         if self.n_steps < ENOUGH_STEPS or not self.accepted:
             return PUBLISHED
         found = [min(1.0, n / self.n_steps) for n in self.accepted[: len(PUBLISHED)]]
@@ -46,7 +46,7 @@ class Acceptance:
         return (*found, *(min(found[-1], scale * rate) for rate in PUBLISHED[len(found) :]))
 
     def with_more(self, other: Acceptance) -> Acceptance:
-        """The sum of both. A position that only one of them has counts from that one's steps."""
+        """The sum of both. A position that only one of them has uses that one's steps."""
         share = min(1.0, MEMORY_STEPS / self.n_steps) if self.n_steps else 0.0
         n = max(len(self.accepted), len(other.accepted))
         n_steps = int(share * self.n_steps)
@@ -68,7 +68,7 @@ NOTHING = Acceptance(0, ())
 
 
 def acceptance_in(metrics: str) -> Acceptance | None:
-    """What llama-server's /metrics tell; None where it made no drafts."""
+    """Acceptance from llama-server's /metrics; None if it made no drafts."""
     steps = _STEPS.search(metrics)
     by_position = {int(position): int(n) for position, n in _ACCEPTED.findall(metrics)}
     if steps is None or not int(steps[1]) or sorted(by_position) != list(range(len(by_position))):
@@ -82,13 +82,13 @@ def acceptance_path(fingerprint: str, draft_fingerprint: str) -> Path:
 
 
 def read_acceptance(fingerprint: str, draft_fingerprint: str) -> Acceptance:
-    """What is known of these models; NOTHING where nothing is."""
+    """The recorded acceptance of these models; NOTHING if there is none."""
     found = read_in_cache(Acceptance, acceptance_path(fingerprint, draft_fingerprint))
     return found if found is not None and _falls(found.accepted, found.n_steps) else NOTHING
 
 
 def keep_acceptance(fingerprint: str, draft_fingerprint: str, seen: Acceptance) -> None:
-    """Add what was seen. Raises ProfileError where the cache cannot be written."""
+    """Add measured acceptance. Raises ProfileError if the cache cannot be written."""
     known = read_acceptance(fingerprint, draft_fingerprint).with_more(seen)
     write_in_cache(acceptance_path(fingerprint, draft_fingerprint), json.dumps(to_json(known)))
 

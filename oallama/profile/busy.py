@@ -1,6 +1,6 @@
-"""How much of the CPU other programs use: timings beside them are not representative.
+"""CPU use of other programs, beside which timings are not representative.
 
-Looked at only where nothing of ours works, before a task, so that a worker of ours in another process is idle then.
+Measured only before a task, while our own processes are idle.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class ProfileRequest:
 
 
 def handle(message: Message, progress: Callable[[Message], None]) -> Message:
-    """Measure all that is missing. Sends {"fragment"}, {"weight"} of everything once it is known, and for each task
-    {"start", "device", "layout", "kind"} and {"fragment", "done"}; returns nothing more."""
+    """Measure all that is missing. Sends {"fragment"}, then {"weight"} of all tasks, and for each task {"start",
+    "device", "layout", "kind"} and {"fragment", "done"}."""
     from oallama.device.emulated_link import Watch
     from oallama.device.load_params import load_bridge
     from oallama.device.native_abort import Watchdog
@@ -99,7 +99,7 @@ def _busy(others: Others, known: Profile) -> Fragment:
 
 
 def device_details(bridge: Bridge, device: OpenDevice) -> Fragment:
-    """Facts of this machine that only native code knows; `device` is the name that its cases are stored under."""
+    """Facts of this machine from native code. device: the name under which its cases are stored."""
     info = device.info
     fingerprint = {
         "oallama": __version__,

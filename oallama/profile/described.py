@@ -1,8 +1,8 @@
-"""A profile made from described rates instead of measurements: of a card beside a CPU that was measured, or of both.
+"""A profile from described rates instead of measurements: of a card with a measured CPU, or of both. Pure.
 
-Every mul-mat, and every node of a layer's non-matmul work, takes max(flop / flop rate, bytes / byte rate) and a
-latency. Copies take their bytes over the link's rate and a latency. The CPU and the link share the DRAM: together they
-read no more than it gives. So a machine that nobody has at hand can be priced and planned for. Pure.
+Every mul-mat, and every node of a layer's non-matmul work, takes max(flop / flop rate, bytes / byte rate) plus a
+latency. Copies take bytes / link rate plus a latency. CPU and link share the DRAM's rate. So plans can be made and
+priced for machines that are not present.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from oallama.profile.merge import PAIRS, empty
 from oallama.profile.wanted import Wanted, contention_tokens, in_steps, non_matmul_shapes, wanted
 
 DRAM_SHARE = 0.9
-"""Share of the DRAM's rate that the CPU alone reads, where nobody says it: 0.82 and 0.99 were measured on two desktops
-(63.8 of 77.9 GB/s, 29.97 of 30.3)."""
+"""Default share of the DRAM's rate that the CPU alone reaches: 0.82 and 0.99 were measured on two desktops (63.8 of
+77.9 GB/s, 29.97 of 30.3)."""
 
 TOKENS = (1, 8, 32, 128, 512)
 """Batch sizes of a described profile: rates change between them where memory no longer limits."""
 
 EXPERTS = 0.4
-"""Share of a card's rate for quantised mul-mats that mul-mats by many small experts reach in prompts: an RTX 3090's in
-published runs of gpt-oss-120b at five micro-batches (docs/real-card.md)."""
+"""Share of a card's rate for quantised mul-mats that is reached with many small experts in prompts: of an RTX 3090,
+from published runs of gpt-oss-120b at five micro-batches (docs/real-card.md)."""
 
 ATTENTION = 0.5
 """Share of a card's memory rate that attention of one token reaches, as few heads share the cache."""
 
 IN_CACHE, IN_CACHE_BYTES = 1.2, 12 << 20
-"""Speed-up of a CPU's attention while the keys and values of a layer are so few bytes that they stay in its cache.
-Found, as the half above, in 274 published runs (docs/real-card.md)."""
+"""Speed-up of a CPU's attention while the keys and values of a layer fit its cache. Fitted, as the constant above, to
+274 published runs (docs/real-card.md)."""
 
 DEPTHS = (256, 1024, 4096, 16384, 65536)
 """Tokens in the KV cache in non-matmul cases. Nothing is measured, so deep ones cost no time."""
@@ -278,8 +278,7 @@ def _dram_gb_per_s(on_cpu: Sequence[ProfileCase], dram_bytes_per_s: float | None
 def _contention(
     want: Wanted, on_cpu: Sequence[ProfileCase], card: Card, dram_bytes_per_s: float | None
 ) -> tuple[Contention, ...]:
-    """CPU and link share the DRAM, by what the CPU reads of it at each batch size; nobody takes anything else from
-    anybody."""
+    """Contention of CPU and link for the DRAM, by the CPU's reads at each batch size; no other contention."""
     dram, link = _dram_gb_per_s(on_cpu, dram_bytes_per_s), card.pinned_bytes_per_s / 1e9
     cases = []
     for n_tokens in contention_tokens(want):

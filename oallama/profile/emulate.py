@@ -1,9 +1,9 @@
 """The machine-dependent settings of an emulated device: its scale, and its core.
 
-`scale` divides a card's rates by how much slower the CPU here is than that of a usual computer with such a card
-(device/cards.py, USUAL_PC), or than the CPU beside the real card whose profile is given. The CPU's rates are measured
-once and kept, so that every process and every later run has the same device; those that were measured beside other
-programs serve as long as these run, or for good once `oallama tune` has results with them.
+`scale` divides a card's rates by how much slower this CPU is than the CPU of a usual computer with such a card
+(device/cards.py, USUAL_PC), or than the CPU in the given profile of a real card. This CPU's rates are measured once and
+cached, so that all processes and later runs have the same device. Rates measured beside other programs are used while
+these run, or permanently once `oallama tune` has results with them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _KEY_PARTS = ("cpu", "cpu_features", "ggml_cpu_build", "ggml_version", "n_thread
 def resolved(
     spec: DeviceSpec, n_threads: int | None, rates: Callable[[int], Host] | None = None
 ) -> tuple[DeviceSpec, int]:
-    """The spec with all that was left open, and the CPU's threads, which leave the devices their core; any other device
-    as it is.
+    """The spec with all settings filled in, and the number of CPU threads, which leaves cores for emulated devices.
+    Other devices are unchanged.
 
     rates: measures the CPU (tests). Raises UsageError for a core that is not there or not free, and for a file that
     does not describe a device; BridgeError.
@@ -108,12 +108,12 @@ def _rounded(factor: float) -> float:
 
 
 def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None) -> Host:
-    """This machine's CPU with so many threads: weight bytes/s in decode in its fastest layout, flop/s in prompts in the
-    plain layout, which is what a host computes in beside a card.
+    """Rates of this machine's CPU with n_threads threads: weight bytes/s in decode in its fastest layout, flop/s in
+    prompts in the plain layout, in which a host with a card computes.
 
-    Measured once for a CPU, a build of ggml and a number of threads; again where other programs ran meanwhile, as soon
-    as they do not, unless settle_rates was called. say: is told of both. Raises BridgeError, ProfileError, UsageError
-    as busy_percent does.
+    Measured once for a CPU, a build of ggml and a number of threads. Rates measured beside other programs are measured
+    again once these end, unless settle_rates was called. say: called with a note on either. Raises BridgeError,
+    ProfileError, UsageError as busy_percent does.
     """
     parts = _machine_parts(n_threads)
     path = _rates_path(parts)
@@ -138,8 +138,8 @@ def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None
 
 
 def settle_rates(n_threads: int) -> None:
-    """Keep the rates of this_host as they are: results were measured with a device that is scaled by them, and are not
-    found for another."""
+    """Keep the rates of this_host permanently, as results were measured with a device that is scaled by them, and would
+    not be found with another scale."""
     parts = _machine_parts(n_threads)
     rates = _read_rates(_rates_path(parts))
     if rates is not None and rates[OTHERS_PERCENT] > 0:
@@ -149,9 +149,9 @@ def settle_rates(n_threads: int) -> None:
 
 
 def usual_threads(rates: Callable[[int], Host], counts: Sequence[int] | None = None) -> int:
-    """Return the count of threads with the most weight bytes/s in decode, the least of equal ones, among those worth
-    trying. A single count is not measured. rates: measures the CPU with so many threads, and remembers it
-    (this_host); counts: tests. Where they cannot be measured it is one thread for every physical core."""
+    """The number of threads with the most weight bytes/s in decode, the smallest of equal ones, among those worth
+    trying. A single candidate is not measured. rates: measures and caches the CPU's rates (this_host); counts: for
+    tests. If they cannot be measured: one thread per physical core."""
     tried = thread_counts() if counts is None else counts
     if len(tried) < 2:
         return tried[0] if tried else default_threads()
@@ -173,7 +173,7 @@ def _rates_path(parts: dict[str, Any]) -> Path:
 
 
 def _serving_rates(path: Path) -> dict[str, float] | None:
-    """The kept rates; None without any, and where other programs ran beside them that do not now."""
+    """The cached rates; None without any, or if other programs ran during the measurement but do not now."""
     rates = _read_rates(path)
     if rates is None or rates[OTHERS_PERCENT] <= busy_percent():
         return rates
@@ -193,8 +193,8 @@ def _read_rates(path: Path) -> dict[str, float] | None:
 
 
 def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
-    """The child's side: the best of some runs, as whatever else runs here only slows them down; and how much of the CPU
-    that took, before or behind them."""
+    """The child's side: the best of some runs, as other programs can only slow them down; and the CPU use of other
+    programs before and after."""
     import ggml_bridge
     from ggml_bridge.timing import WORKING_SET_BYTES
 

@@ -1,8 +1,7 @@
-"""A profile corrected by what runs took: the statistics of TwinPilots' tracker (section 3), from which it plans again;
-and the files of the cache that keep them.
+"""Correction of a profile by measured runs (TwinPilots' tracker, section 3), and the history's cache file.
 
-The thread that computes CC tells how fast the CPU is. Where it waited for the device, the device's side took all of the
-time: its copies of weights, or its kernels, whichever were predicted to take longer.
+The time of CC gives the CPU's rate. If the thread waited for the device, the whole time gives the rate of the device's
+side: of its copies of weights or of its kernels, whichever were predicted to take longer.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MEMORY_PASSES = 1024
 """Weight limit of older passes."""
 
 ENOUGH_PASSES = {True: 32, False: 4}
-"""Fewest passes that are believed, by whether they are of single tokens: the first ones prepare what they compute."""
+"""Fewest passes that give a rate, by whether they are of single tokens; the first ones include preparation."""
 
 WAITED = 0.05
 """Least share of waiting in a pass from which the device's speed is derived."""
@@ -61,8 +60,7 @@ def _mean(old: SeenPasses, new: SeenPasses) -> SeenPasses:
 
 
 def adopted(history: History) -> History:
-    """The history with rates that follow from what was seen, which is then done with. The same where they stay within
-    CHANGE."""
+    """The history with rates from its passes, which are then dropped. Unchanged if all rates stay within CHANGE."""
     decode, link = _rates([one for one in history.seen if one.batch == 1], single=True)
     prompt, prompt_link = _rates([one for one in history.seen if one.batch > 1], single=False)
     link = link or prompt_link or 1.0
@@ -78,8 +76,8 @@ def adopted(history: History) -> History:
 
 
 def corrected(profile: Profile, history: History) -> Profile:
-    """The profile with times as long as the history's rates say: mul-mats of the CPU and of the device, single tokens
-    and more apart, and copies to the device."""
+    """The profile with times multiplied by the history's rates: mul-mats of CPU and device, separately for single
+    tokens and larger batches, and copies to the device."""
     if history.changes_nothing:
         return profile
 
@@ -99,7 +97,7 @@ def corrected(profile: Profile, history: History) -> Profile:
 
 
 def rates_text(history: History) -> str:
-    """A sentence on how many times as long as measured each side takes, single tokens and prompts."""
+    """A sentence with the correction of each side, for single tokens and prompts."""
     decode, prompt = history.decode, history.prompt
     return (
         f"CPU {decode.cpu:.2f} and {prompt.cpu:.2f}, device {decode.device:.2f} and {prompt.device:.2f}, "
@@ -148,14 +146,14 @@ def history_path(model_fingerprint: str, machine: str) -> Path:
 
 
 def timings_of(profile: Profile) -> str:
-    """16 hex digits of what a history corrects: other ones were measured again."""
+    """A digest (16 hex digits) of the timings that a history corrects; it changes if they are measured again."""
     cases = [(str(case.key), case.seconds) for case in profile.cases]
     link = [(name, fit.alpha_s, fit.beta_s_per_byte) for name, fit in sorted(profile.link.items())]
     return hashlib.sha256(repr((cases, link)).encode()).hexdigest()[:16]
 
 
 def read_history(model_fingerprint: str, machine: str, timings: str) -> History:
-    """Read the history of a profile with these timings; an empty one where it is missing or unusable."""
+    """Read the history of a profile with these timings; an empty one if it is missing or unusable."""
     nothing = History(VERSION, model_fingerprint, timings)
     history = read_in_cache(History, history_path(model_fingerprint, machine)) or nothing
     found = (history.version, history.model_fingerprint, history.profile)

@@ -56,8 +56,8 @@ def link_tasks(session: Session) -> list[Task]:
 def line_over(sizes: Sequence[int], seconds_of: Callable[[int], float], slow_s: float) -> LinearFit:
     """Fit t = alpha + beta * bytes over ascending sizes.
 
-    A link so slow that one message takes longer than slow_s is spared larger ones, once MIN_POINTS are known. Where the
-    line is far from a measured time, something disturbed that: all are measured again, and the least of each counts.
+    If one message takes longer than slow_s, larger ones are skipped, once MIN_POINTS are known. If a measured time is
+    far from the line, it was disturbed: all are measured again, and the smallest time of each size counts.
     """
     points: dict[int, float] = {}
     for size in sizes:
@@ -89,8 +89,8 @@ def _seconds(session: Session, timer: Timer) -> float:
 
 
 def _copies(session: Session, name: str) -> Fragment:
-    """Fit t = alpha + beta * bytes for a copy (h2d, d2h), or for how long the call that starts one takes (issue).
-    A device without pinned memory gets the fit of pageable memory for both."""
+    """Fit t = alpha + beta * bytes for a copy (h2d, d2h), or for the call that starts one (issue). A device without
+    pinned memory gets the fit of pageable memory for both."""
     from ggml_bridge import Unsupported
 
     def seconds_of(n_bytes: int, pinned: bool) -> float:
@@ -109,8 +109,8 @@ def _copies(session: Session, name: str) -> Fragment:
 
 
 def _boundary(session: Session) -> Fragment:
-    """Fit what one excursion CPU -> device -> CPU adds to a graph in ggml's scheduler, by the bytes carried each way:
-    the graph with excursions less the same graph all on the CPU."""
+    """Fit the time that a round trip CPU -> device -> CPU adds to a graph in ggml's scheduler, by the bytes copied each
+    way: the graph with round trips minus the same graph on the CPU."""
 
     def graph_seconds(n_bytes: int, on_cpu: bool) -> float:
         timer = session.bridge.boundary(session.ggml_device, n_bytes, N_EXCURSIONS, session.n_threads, on_cpu)
@@ -137,8 +137,8 @@ def _copy_wait(session: Session) -> Fragment:
 
 
 def contention_tasks(session: Session) -> list[Task]:
-    """One task for each two kinds of work whose speeds at the same time are missing. They use what was measured of
-    mul-mats, so they come after these."""
+    """One task for each pair of kinds of work whose concurrent speeds are missing. They use the timings of mul-mats, so
+    they come after those."""
     largest = max((n_bytes for *_, n_bytes in session.want.mul_mats), default=0)
     return [
         Task(

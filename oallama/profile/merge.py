@@ -1,5 +1,5 @@
-"""A profile that grows model by model: how measurements are added, what it lacks for one model, what of it that model
-needs. Pure."""
+"""A profile that grows model by model: adding measurements, listing those that a model lacks, and selecting those that
+it needs. Pure."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def empty(fingerprint: dict[str, Any]) -> Profile:
 
 
 def merged(profile: Profile, fragments: Iterable[dict[str, Any]]) -> Profile:
-    """The profile with fragments of the same JSON format added: lists grow, objects are updated, values replaced.
+    """The profile with fragments in its JSON format added: lists are extended, objects updated, values replaced.
 
-    Of two measurements of the same the later one stays. Raises ProfileError if a fragment does not fit the format.
+    A later measurement of the same case replaces the earlier one. Raises ProfileError if a fragment does not fit the
+    format.
     """
     document = profile_to_json(profile)
     for fragment in json.loads(json.dumps(list(fragments))):  # tuples become lists
@@ -118,7 +119,7 @@ def missing_contention(profile: Profile, want: Wanted) -> list[tuple[Worker, Wor
 
 
 def _lacks_contention(profile: Profile, want: Wanted) -> bool:
-    """Whether something of it could be measured: at a batch size at which every mul-mat's worker was timed."""
+    """Whether it can be measured: at a batch size with timings of every mul-mat."""
     plain = {mul_mat for mul_mat, _, _ in want.mul_mats if mul_mat.shape[2] == 1}
     timed = {(case.device, case.n_tokens) for case in profile.cases if case.mul_mat in plain}
     devices = {"cpu": CPU_DEVICE, "device": profile.device}
@@ -158,7 +159,7 @@ def is_complete(profile: Profile, want: Wanted) -> bool:
 def select(profile: Profile, want: Wanted) -> Profile:
     """The part of a profile that the model needs, with the warnings that concern it, in a fixed order.
 
-    Of a CPU layout that has crashed nothing is passed on, or a plan might use it.
+    Leaves out CPU layouts that have crashed, so that no plan uses them.
     """
     wanted = set(want.mul_mats)
     shapes = non_matmul_shapes(want.non_matmul_shape)

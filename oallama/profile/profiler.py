@@ -42,14 +42,14 @@ def profile_model(
     policy: TimingPolicy = POLICY,
     kv: Attention = STOCK_ATTENTION,
 ) -> Profile:
-    """Measured seconds of the model's operators on this machine and on the device.
+    """The profile of a model's operators on this machine and on the device.
 
-    Each distinct (type, shape, batch size of `tokens`) is timed in every layout of the CPU, with n_threads threads, and
-    on the device; beside them the rest of a layer, with flash attention and without, for a KV cache of kv's types, and
-    the link. What is in the cache is not measured again, unless refresh says so. An interrupted measurement goes on
-    where it was. What was measured while other programs used the CPU serves only as long as some do, and is measured
-    again after that. Where the cache cannot be written, a note says so and the profile serves this call alone.
-    progress: a bar and notes on stderr.
+    Each distinct (type, shape, batch size of `tokens`) is timed in every CPU layout, with n_threads threads, and on the
+    device; also a layer's non-matmul work, with and without flash attention, for a KV cache of kv's types; and the
+    link. Cached cases are not measured again, except with refresh. An interrupted measurement continues where it
+    stopped. Cases measured while other programs used the CPU are used only while some do, then measured again. If the
+    cache cannot be written, a note says so and the profile is used for this call alone. progress: a bar and notes on
+    stderr.
 
     Raises UsageError (tokens), ProfileError (cannot be measured), DeviceError (unknown or lost), BridgeError.
     """
@@ -113,13 +113,14 @@ def stored_profile(
 
 
 def _stored(path: Path, journal: store.Journal, want: Wanted, shown: Progress) -> Profile | None:
-    """The stored profile if it can serve the model, and is not about to be replaced by an interrupted refresh."""
+    """The stored profile if it has everything for the model, and no interrupted refresh is about to replace it."""
     profile = _serving(path, want, shown.say)
     return None if _restarts(journal.read()) else profile
 
 
 def _serving(path: Path, want: Wanted, warn: Callable[[str], None]) -> Profile | None:
-    """The stored profile that can serve the model: of a quiet machine, else of a busy one while it is busy still."""
+    """The stored profile with everything for the model: of a quiet machine, else of a busy one while it is still
+    busy."""
     profile = store.load(path, warn)
     if profile is not None and is_complete(profile, want):
         return profile
@@ -128,14 +129,14 @@ def _serving(path: Path, want: Wanted, warn: Callable[[str], None]) -> Profile |
 
 
 def _disturbed(path: Path, warn: Callable[[str], None]) -> Profile | None:
-    """Load the profile measured while other programs used the CPU; None if they use it no more."""
+    """Load the profile measured while other programs used the CPU; None if none does now."""
     profile = store.load(store.busy_path(path), warn)
     return profile if profile is not None and others_percent() > busy_percent() else None
 
 
 def _kept(path: Path, profile: Profile, refresh: bool) -> Profile:
-    """Put the profile into the cache. Where others used the CPU meanwhile: apart, and of an earlier one only a refresh
-    takes the place. Raises ProfileError if the folder cannot be written."""
+    """Save the profile in the cache; one measured beside other programs in a separate file, which replaces an earlier
+    profile only after a refresh. Raises ProfileError if the folder cannot be written."""
     if not was_busy(profile):
         store.save(path, profile)
         store.busy_path(path).unlink(missing_ok=True)
@@ -151,8 +152,8 @@ def _restarts(fragments: Sequence[Message]) -> bool:
 
 
 def _known(path: Path, journal: store.Journal, machine: Message, refresh: bool, shown: Progress) -> Profile:
-    """Return what need not be measured: the stored profile, and what an interrupted measurement had finished. A refresh
-    begins with nothing, and notes that in the journal, for a later run that continues it."""
+    """The cases that need not be measured: the stored profile, and finished cases of an interrupted measurement. A
+    refresh begins with none, and notes that in the journal, for a later run that continues it."""
     if refresh:
         journal.clear()
         journal.append({_RESTART: True})
@@ -170,7 +171,7 @@ def _known(path: Path, journal: store.Journal, machine: Message, refresh: bool, 
 
 @dataclass(slots=True)
 class _Measurement:
-    """One measurement: children are started until one of them gets to the end."""
+    """One measurement: starts children until one of them reaches the end."""
 
     request: ProfileRequest
     journal: store.Journal
@@ -180,8 +181,8 @@ class _Measurement:
     _crashed: set[tuple[str, Any]] = field(default_factory=set)  # (layout, kind of kernel)
 
     def run(self) -> Profile:
-        """Measure all that is missing. A CPU layout that crashes is left out and named in a warning (see _left_out);
-        any other crash is a ProfileError, or a DeviceError if the device was at work."""
+        """Measure all that is missing. A CPU layout that crashes is skipped with a warning (see _left_out); any other
+        crash is a ProfileError, or a DeviceError if the device was at work."""
         from ggml_bridge import BridgeError as NativeError
         from ggml_bridge import ChildDied
         from ggml_bridge.child import ChildError, run_in_child
@@ -234,8 +235,9 @@ class _Measurement:
         self._fragments.append(fragment)
 
     def _left_out(self, died: Exception, broken: Sequence[str]) -> Message | None:
-        """The fragment that keeps the next child from what crashed, if the model can do without it: a CPU layout other
-        than the plain one, or only its kernels for 3-D or routed weights. None: it cannot, or that did not help."""
+        """The fragment that makes the next child skip what crashed, if the model does not need it: a CPU layout other
+        than the plain one, or only its kernels for 3-D or routed weights. None: it is needed, or skipping did not
+        help."""
         task = self._task or {}
         layout, kernel = str(task.get("layout")), task.get("kind")
         again = (layout, kernel) in self._crashed

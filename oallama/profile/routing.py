@@ -19,7 +19,8 @@ VERSION = 1
 _DIGITS = 4  # of a decayed count
 
 LEAST_TOKENS, ENOUGH_TOKENS = 64, 1024
-"""A recording goes on over answers until it has as many tokens as all before it, but within these bounds."""
+"""Bounds of the tokens of a recording, which otherwise continues over answers until it has as many tokens as all
+earlier ones."""
 
 
 def unknown_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> Routing:
@@ -28,8 +29,8 @@ def unknown_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -
 
 
 def counted(routing: Routing, expert_counts: ExpertCounts) -> Routing:
-    """The routing with the uses of one answer more. They go into the last recording, on which sets of experts are
-    judged, or begin the next one where that has enough tokens."""
+    """The routing with the counts of a further answer. They extend the last recording (on which sets of experts are
+    judged), or begin a new one if that has enough tokens."""
     return replace(
         routing,
         decode=_counted(routing, routing.decode, expert_counts.decode),
@@ -38,7 +39,7 @@ def counted(routing: Routing, expert_counts: ExpertCounts) -> Routing:
 
 
 def window_after(uses: Sequence[float], layer_counts: LayerCounts, half_life: float) -> tuple[float, ...]:
-    """A window with these uses more. They count as if they had been spread evenly over their tokens."""
+    """A window with further uses, assumed to be spread evenly over their tokens."""
     n = layer_counts.n_tokens
     fades = 2.0 ** (-n / half_life)
     weight = (1 - fades) / (n * (1 - 2.0 ** (-1 / half_life)))
@@ -48,7 +49,7 @@ def window_after(uses: Sequence[float], layer_counts: LayerCounts, half_life: fl
 def _order_after(
     known: Sequence[float], layer_counts: LayerCounts, uses: tuple[int, ...], half_life: float
 ) -> tuple[float, ...]:
-    """Ranks or gaps of a window with those of a tally more; as they were where it has none."""
+    """Ranks or gaps of a window with further ones; unchanged if there are none."""
     if not uses:
         return tuple(known)
     return window_after(known or (0.0,) * len(uses), replace(layer_counts, uses=uses), half_life)
@@ -92,7 +93,7 @@ def routing_path(model_fingerprint: str) -> Path:
 
 
 def read_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> Routing | None:
-    """Read the counts of this model; None if there are none that can be used."""
+    """Read the counts of this model; None if they are missing or unusable."""
     routing = read_in_cache(Routing, routing_path(model_fingerprint))
     if routing is None:
         return None

@@ -122,13 +122,12 @@ def profile_path(fingerprint: dict[str, Any]) -> Path:
 
 
 def busy_path(path: Path) -> Path:
-    """The file beside a profile for what was measured while other programs used the CPU, which serves only as long as
-    they do."""
+    """The file of the profile measured while other programs used the CPU, which is used only while they do."""
     return path.with_suffix(".busy.json")
 
 
 def load(path: Path, warn: Callable[[str], None]) -> Profile | None:
-    """The stored profile; None if there is none, or where it is damaged, which is said through `warn`."""
+    """The stored profile; None if it is missing, or damaged (warn is then called)."""
     try:
         if not path.exists():
             return None
@@ -157,10 +156,10 @@ OnFault = Callable[[ProfileError], None]
 
 @contextlib.contextmanager
 def measuring_lock(folder: Path, on_wait: Callable[[], None], on_fault: OnFault = lambda fault: None) -> Iterator[None]:
-    """Hold the right to measure on this machine; `on_wait` is called once if another process has it.
+    """Hold the lock for measuring on this machine; on_wait is called once if another process holds it.
 
-    The lock ends with the process, however that ends. Where the folder cannot be written there is none, and on_fault
-    gets the ProfileError.
+    The lock ends with the process. If the folder cannot be written, there is no lock, and on_fault gets the
+    ProfileError.
     """
     try:
         with _writing_in(folder):
@@ -176,7 +175,7 @@ def measuring_lock(folder: Path, on_wait: Callable[[], None], on_fault: OnFault 
 
 
 def read_in_cache(kind: type[T], path: Path) -> T | None:
-    """Read a record of the cache; None if there is none that can be used."""
+    """Read a record of the cache; None if it is missing or unusable."""
     try:
         return from_json(kind, parse_json(read_text(path)), path.name)
     except (OSError, ValueError):

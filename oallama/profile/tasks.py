@@ -213,7 +213,7 @@ def _first_measured(session: Session, cases: list[Case]) -> Case | None:
 
 
 def _check_again(session: Session, case: Case) -> Fragment:
-    """Measure a case once more: is the machine as fast as it was then?"""
+    """Measure a case again, to see whether the machine's speed has changed."""
     before = session.known.get(case)
     if before is None:  # it was left out
         return {}

@@ -57,9 +57,9 @@ class Finding:
 
 
 def measure(runner: Runner, clock: Clock, policy: TimingPolicy) -> Timing:
-    """Warm up, then repeat until the median settles or the time is spent (see Policy).
+    """Warm up, then repeat until the median settles or the time is spent (see TimingPolicy).
 
-    Raises ValueError when the runner gives another number of times than it was asked for.
+    Raises ValueError if the runner returns another number of times than requested.
     """
     start = clock()
     if policy.warmup_runs:

@@ -70,7 +70,7 @@ def placement_document(
     back_end: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Make the answer to `GET /placement`. state: of the program that serves; live: its rates, None while it tells
-    none; runs: of split blocks, told of their first operators; back_end: what the plug-in tells of itself, None where
+    none; runs: of split blocks, told of their first operators; back_end: what the plugin tells of itself, None where
     there is none in it, or it tells nothing yet."""
     plan = served.plan
     split_names = {operator.name for operator in served.operators}

@@ -17,7 +17,7 @@ MOST_BYTES = 1 << 20  # of an answer that we read
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """host: numeric. api_key: key that requests must send; None: no key."""
+    """Where llama-server listens. host: numeric. api_key: key that requests must send; None: no key."""
 
     host: str
     port: int
@@ -43,7 +43,7 @@ class Address:
         return self._get("/metrics", headers, pid, timeout_s)
 
     def _get(self, path: str, headers: Mapping[str, str], pid: int, timeout_s: float) -> str | None:
-        """The body of a successful answer. Nothing is sent to any other process."""
+        """The body of a successful answer; None otherwise. Sends the request only if this process owns the port."""
         connection = http.client.HTTPConnection(self.local_host, self.port, timeout=timeout_s)
         try:
             if not listens(pid, self.port):
@@ -62,9 +62,10 @@ class Address:
 
 @contextlib.contextmanager
 def reserved_address(host: str, port: int, api_key: str | None, option: str = "--port") -> Iterator[Address]:
-    """Choose the address that a program will listen on, and keep other programs from it meanwhile; port 0: any free
-    port. The program sets SO_REUSEADDR, as servers do. option: the option that sets the port. Raises UsageError for an
-    open address without a key, or one of another machine; DeviceError if it is in use."""
+    """Choose the address on which a program will listen, and reserve it inside the block; port 0: any free port. The
+    program must set SO_REUSEADDR, as servers do. option: the option that sets the port. Raises UsageError for an
+    address that other machines can reach without a key, or an address of another machine; DeviceError if it is in
+    use."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError):
@@ -97,8 +98,8 @@ def listens(pid: int, port: int) -> bool:
 
 
 def is_local(name: str) -> bool:
-    """True for a name or address that can only be this machine. A website may give its own name this machine's address
-    (DNS rebinding), so no name is looked up."""
+    """True for a name or address that always means this machine. Names are not looked up, as a website can point its
+    own name at this machine (DNS rebinding)."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:

@@ -9,13 +9,13 @@ from typing import Any, Literal
 from oallama.core.errors import UsageError
 
 DEFAULT_TOKENS = 128
-"""Limit of a continued text where no length is given. An answer that the model ends is planned with this length."""
+"""Default length of a continued text; also the length with which answers of unknown length are planned."""
 
 WITHOUT_END = -1  # max_tokens: until the model ends or the context is full
 
 End = Literal["", "model", "stop", "limit", "context"]
-"""Why an answer ended: not yet; the model or the grammar ended it; a stop sequence, max_tokens, or the end of the
-context was reached."""
+"""Why an answer ended: not yet ended; ended by the model or the grammar; by a stop sequence, max_tokens, or the end of
+the context."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ Logits = Literal["none", "last", "all"]
 
 
 class Batch:
-    """A llama_batch of sequence 0 that is filled anew for every decode. capacity: tokens, at most n_batch."""
+    """A llama_batch of sequence 0 that is refilled for every decode. capacity: tokens, at most n_batch."""
 
     def __init__(self, capacity: int) -> None:
         import numpy as np

@@ -32,8 +32,8 @@ class Gone(Exception):
 
 
 class Client:
-    """Each request has its own connection, so threads may share a client. If a request is aborted, llama-server sees
-    the closed connection and stops computing it."""
+    """A client of llama-server's HTTP API. Each request has its own connection, so threads may share a client. If a
+    request is aborted, llama-server sees the closed connection and stops computing."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -98,8 +98,8 @@ def _wait(sock: socket.socket, meanwhile: Callable[[], None]) -> None:
 
 
 def encoded(body: Mapping[str, Any]) -> bytes:
-    """A document as JSON. Raises UsageError for values that JSON does not have, and for text that is not Unicode, such
-    as a file name that is not UTF-8."""
+    """A document as JSON. Raises UsageError for values without a JSON form, and for invalid Unicode, e.g. of a file
+    name that is not UTF-8."""
     try:
         return json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -42,7 +42,7 @@ from oallama.run.split import SMALLER, SplitRun, corrected_plan
 CLOSED = "this engine is closed; create a new one"
 FOLDER = "oallama-engine-"
 START_S = 1800.0  # for loading a model, from a slow disk
-REPORT_S = 5.0  # for the plug-in's report
+REPORT_S = 5.0  # for the plugin's report
 HEALTH_S = 2.0  # for one look at whether it answers
 END_S = 0.3  # from SIGTERM to SIGKILL: it may be in the middle of a batch, and has nothing to save
 TEMPLATE_S = 20.0  # for what a chat template computes, which a loop would exceed
@@ -85,7 +85,7 @@ class Engine:
         self.model, self.plan, self.warnings = model, plan, tuple(warnings)
         self.device, self.attention = stock_device(plan), plan.attention
         self.split_stats: SplitRun | None = None
-        """What the split backend did for the last answer; None without split operators."""
+        """What the split back end did for the last answer; None without split operators."""
         self._operators, self._on_expert_counts, self.has_template = operators, on_expert_counts, chats
         self._keeper, self._is_closed = Keeper(), False
         try:
@@ -103,7 +103,7 @@ class Engine:
             raise
 
     def _adopt(self, needs: LoadNeeds, report: PluginReport | None) -> EngineMemory:
-        """Take over the plug-in's report of the load; returns the memory taken. Raises DeviceError for an unusable
+        """Take over the plugin's report of the load; returns the memory taken. Raises DeviceError for an unusable
         plan."""
         device_bytes, host_bytes = needs.device_bytes, needs.host_bytes
         if report is not None:
@@ -305,7 +305,7 @@ class Engine:
     def held_by_split(self) -> SplitMemory:
         """Memory that the split back end holds now. Raises DeviceError if it does not answer."""
         if (report := self._report()) is None:
-            raise DeviceError("llama-server's plug-in does not answer")
+            raise DeviceError("llama-server's plugin does not answer")
         return report.memory
 
     #
@@ -454,7 +454,7 @@ class Engine:
             raise UsageError(CLOSED)
 
     #
-    # the plug-in
+    # the plugin
     #
 
     def _report(self) -> PluginReport | None:

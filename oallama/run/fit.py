@@ -1,8 +1,8 @@
 """llama.cpp's own --fit under a memory cap: `common_fit_params` of libllama-common, the C++ library beneath llama.cpp's
 tools, called in a child process.
 
-It leaves a margin free on the device; margin = free - cap makes it plan for the cap. It knows no cap on the share of
-weights, so where there is one, the memory it is offered shrinks until the weights it places keep to it.
+It keeps a margin of the device free; margin = free - cap makes it plan for the cap. It has no cap on the weights, so
+with --gpu-weights it is called with less and less memory until its weights keep to that cap.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def fit_under(
 def shrink_until_fits(
     fit: Fit, cap: Cap, free: int, operators: Sequence[Operator], n_layer: int
 ) -> tuple[StockPlacement, tuple[FitStep, ...]]:
-    """Call `fit` with the cap, and with less while the weights of operators exceed theirs: from the cap on weights,
-    which nothing can exceed, twice as much until it is too much; then bisection, down to a third of the smallest layer,
-    which is as finely as whole layers can tell."""
+    """Call `fit` with the cap; if the operators' weights exceed their own cap, search a smaller memory: from the cap on
+    weights, doubled until it is too much, then by bisection, down to a third of the smallest layer, as --fit places
+    whole layers."""
     steps: list[FitStep] = []
 
     def call(offered: int) -> tuple[StockPlacement, int]:
@@ -138,7 +138,7 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
             found = _common_fit(library, settings, device.names, margins, log)
             if len(free) == 1 or found.device_layers:
                 return found
-            # all of it fits: llama.cpp shares the layers out by free memory, which another load may find changed
+            # everything fits: llama.cpp would divide layers by free memory, which may differ in another load
             return replace(found, device_layers=layers_by_share(n_layer + 1, free))
 
         placement, steps = shrink_until_fits(fit, cap, sum(free), operators, n_layer)
@@ -157,7 +157,7 @@ def stock_params(settings: LoadSettings, devices: Sequence[str]) -> tuple[Any, M
 
 
 def context_params(settings: LoadSettings) -> Any:
-    """llama_context_params: defaults but for what is asked for; no full-size SWA cache, as llama.cpp's tools do."""
+    """llama_context_params with defaults for all other fields; no full-size SWA cache, as in llama.cpp's tools."""
     from llama_cpp import llama_cpp as api
 
     params = api.llama_context_default_params()
@@ -167,7 +167,7 @@ def context_params(settings: LoadSettings) -> Any:
 
 
 class ExtraModel(ctypes.Structure):
-    """struct common_fit_extra_model: what takes memory beside the model, whose weights it may share."""
+    """struct common_fit_extra_model: a further context that takes memory, and may share the model's weights."""
 
     _fields_ = [
         ("path_model", ctypes.c_char_p),

@@ -1,4 +1,4 @@
-"""Memory that a loaded model holds, beside what its plan says. Pure."""
+"""Memory that a loaded model holds, compared with its plan. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ TOLERANCE_SHARE, TOLERANCE_BYTES = 0.01, MIB  # planned and actual bytes may dif
 
 @dataclass(frozen=True, slots=True)
 class LoadNeeds:
-    """Bytes that a no_alloc load found, split operators counted whole on the host. device_free: of a card of its own
-    before the load; 0 where it is not known."""
+    """Bytes of a load by a no_alloc load, with split operators whole on the host. device_free: free memory of the card
+    before the load; 0: unknown, or the device has no memory of its own."""
 
     device_bytes: int
     host_bytes: int
@@ -22,7 +22,7 @@ class LoadNeeds:
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Bytes. Host memory that maps the model file counts with the mapped range."""
+    """Bytes that an engine holds and that its plan predicted. A mapped model file counts with the mapped range."""
 
     device_bytes: int
     host_bytes: int
@@ -31,8 +31,8 @@ class EngineMemory:
 
 
 def compare_memory(device_bytes: int, host_bytes: int, device: str, memory_breakdown: MemoryBreakdown) -> EngineMemory:
-    """Held bytes against the plan's memory breakdown, on the device (on the host, mapped files count differently). The
-    staging of plans that were made before it was counted exactly is an upper bound, so there may be less of it."""
+    """Compare the bytes held on the device with the plan's memory breakdown (on the host mapped files count
+    differently). The staging of older plans is an upper bound, so less of it is no difference."""
     planned = (
         0
         if device == "none"
@@ -49,9 +49,9 @@ def compare_memory(device_bytes: int, host_bytes: int, device: str, memory_break
 
 
 def spill_warning(device_bytes: int, device: str, device_free: int) -> str:
-    """A sentence where a card holds more than it had free before the load; else empty. The load has succeeded, so the
-    driver keeps the rest in host memory without saying so. Less than that, which other programs' memory may cause
-    later, does not show from here. device_free: 0 where the device's memory is the host's, or is not known."""
+    """A warning if a card holds more than was free before the load: the driver then silently keeps the rest in host
+    memory. Empty otherwise; spills that other programs cause later are not visible here. device_free: 0 if unknown, or
+    if the device's memory is the host's."""
     excess = device_bytes - device_free
     if device_free <= 0 or excess <= max(TOLERANCE_SHARE * device_bytes, TOLERANCE_BYTES):
         return ""

@@ -1,7 +1,7 @@
-"""A thread that holds what must end with an engine, wherever a Ctrl-C comes, and whoever started it.
+"""A thread that starts an engine's child processes and releases them, also after a Ctrl-C.
 
-Linux kills a child when the thread that started it ends, so this thread starts them, and lives as long; and no Ctrl-C
-arrives on it, so that what it has begun to release is released.
+Linux kills a child when the thread that started it ends, so this thread starts the children and outlives them. No
+Ctrl-C arrives on this thread, so a release is never interrupted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Wish = tuple[Callable[[], AbstractContextManager[Any]], "SimpleQueue[_Answer]"]
 
 
 class Keeper:
-    """Enters contexts, and leaves them, the last first, when it is closed or nobody has it any more."""
+    """Enters contexts, and leaves them in reverse order when it is closed or garbage-collected."""
 
     def __init__(self) -> None:
         """Raises MemoryError if the thread does not begin."""

@@ -1,5 +1,5 @@
-"""`python -m oallama.run.launch PROGRAM ARGUMENT…`: becomes the program, having asked Linux to kill it when the
-thread that started it ends. The request survives exec; the program itself knows nothing of it."""
+"""`python -m oallama.run.launch PROGRAM ARGUMENT…`: asks Linux to kill this process when the thread that started it
+ends, then replaces itself by the program (exec keeps the request)."""
 
 from __future__ import annotations
 

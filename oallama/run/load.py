@@ -60,7 +60,7 @@ def load_placed(
     for nothing. memory_known: whether no_alloc_memory was asked of this load; else it is asked here, since native code
     must not see a file first in this process. arguments: others of llama_cpp.Llama.
 
-    Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
+    Raises PlanError (another model's plan, or one the split back end cannot do), ModelFileError, DoesNotFit (the host's
     memory), DeviceError, UsageError, BridgeError.
     """
     plan = plan.without_own_drafts
@@ -87,7 +87,7 @@ def load_placed(
             held.callback(device.close)
         check_device(plan, device.name, device.spec)
         with held_interrupt():
-            split = open_split(plan, places.placements, operators, model.n_layer, device)
+            split = open_split(plan, places.rows, operators, model.n_layer, device)
             if split is not None:
                 held.callback(split.close)
         llama = _load_llama(model, settings, device, split, held, arguments or {})
@@ -131,7 +131,7 @@ def _load_llama(
     that it is there, also where this is interrupted.
 
     Raises ModelFileError if a file changed since it was checked, ModelFileError, DeviceError if llama.cpp or the
-    split backend refuses, BridgeError, KeyboardInterrupt.
+    split back end refuses, BridgeError, KeyboardInterrupt.
     """
     from oallama.run.placed_llama import PlacedLlama
 

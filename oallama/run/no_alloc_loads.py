@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from oallama.core.types import Attention, ModelInfo, Operator, Workload
 from oallama.device.spec import DeviceSpec
-from oallama.planner.placement import Placement, n_gpu_layers, operators_on_cpu, placements
+from oallama.planner.placement import Placement, n_gpu_layers, operator_rows, operators_on_cpu
 from oallama.planner.problem import LoadBytes
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class NoAllocLoads:
         n_threads: Callable[[], int],
         no_alloc_loader: NoAllocLoader | None = None,
     ) -> None:
-        """n_threads: of the CPU, asked when a load is. no_alloc_loader: a process that makes the loads; None: one is
-        started for each, or for those that are made `together`."""
+        """n_threads: called when a load needs it. no_alloc_loader: a process that makes the loads; None: a new process
+        for each, or for those made `together`."""
         self._model, self._operators, self._tensor_names = model, tuple(operators), tuple(tensor_names)
         self._device, self._n_threads = device, n_threads
         self._no_alloc_loader = no_alloc_loader
@@ -53,7 +53,7 @@ class NoAllocLoads:
                 self._together.no_alloc_loader = None
 
     def settings(self, workload: Workload, placement: Placement, attention: Attention) -> LoadSettings:
-        """The engine's load settings for a placement."""
+        """Load settings of a placement."""
         from oallama.device.load_params import LoadSettings
         from oallama.run.weight_places import weight_places
 
@@ -61,7 +61,7 @@ class NoAllocLoads:
         patterns: tuple[Pattern, ...] = ()
         split: tuple[str, ...] = ()
         if uses_device or self._in_doubt:
-            planned = placements(self._operators, placement)
+            planned = operator_rows(self._operators, placement)
             places = weight_places(
                 self._operators,
                 planned,

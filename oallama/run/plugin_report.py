@@ -1,4 +1,4 @@
-"""What the plug-in of a stock program tells of its work, in a file that it replaces whole (native/split/report.h)."""
+"""Reports of the plugin in a stock program: a JSON file that it replaces atomically (native/split/report.h)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from oallama.core.types import Operator
 from oallama.device.emulated_link import Punctuality
 
 REPORT_FILES = "report-%p.json"
-"""Name of the report of each process that is started with the same variables: %p is its number."""
+"""File name of the reports; %p is the process id, as several processes may have the same variables."""
 
 POLL_S = 0.002  # between looks at a file that is about to be written
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertUses:
-    """How often tokens used each expert of a tensor, in batches of one token, or of several; and the expert that had
-    been used most of late, the second, and so on; and by tokens since the same one was used before."""
+    """Expert uses of a tensor, in batches of one token or of several: by expert; by rank, the expert with the highest
+    recent (decayed) count first; and by reuse distance in tokens."""
 
     name: str
     batches: Literal["single", "several"]
@@ -38,11 +38,11 @@ class ExpertUses:
 
 @dataclass(frozen=True, slots=True)
 class PluginReport:
-    """Counts since the program loaded the plug-in; bytes that it held when the report was written.
+    """A report: counts since the program loaded the plugin, and memory held at the time of the report.
 
-    request: number of the last request that was answered. usable: whether what was loaded can compute; problems: what
-    did not come to lie as planned. single: stats of batches of one token alone. emulated: None if no emulated device
-    computes.
+    request: number of the last answered request for a report. usable: whether the loaded weights can compute; problems:
+    in sentences, deviations from the plan. single: stats of batches of one token. emulated: None without an emulated
+    device.
     """
 
     pid: int
@@ -58,7 +58,7 @@ class PluginReport:
     emulated: EmulatedStats | None
 
     def expert_counts(self, operators: Sequence[Operator], n_expert: int) -> ExpertCounts:
-        """How often experts were used, of each layer those of its first operator of experts that is counted."""
+        """Expert counts by layer, from the layer's first counted operator."""
         counted = {found.name for found in self.experts}
         first: dict[int, str] = {}
         for operator in operators:
@@ -73,8 +73,7 @@ class PluginReport:
         return ExpertCounts(counts_by_layer["single"], counts_by_layer["several"])
 
     def since(self, before: PluginReport) -> PluginReport:
-        """The report with what was counted since `before`, of the same process; only the emulated device's counts are
-        not changed."""
+        """The report with counts since `before`, a report of the same process; the emulated device's counts stay."""
         blocks = {(block.name, block.batch): block for block in before.blocks}
         experts = {(found.name, found.batches): found for found in before.experts}
         later_blocks = (_block_since(block, blocks.get((block.name, block.batch))) for block in self.blocks)
@@ -124,7 +123,7 @@ def reports_in(folder: Path) -> Iterator[PluginReport]:
 
 
 def ask_report(folder: Path, pid: int, timeout_s: float) -> PluginReport | None:
-    """Make a process write its report now. None if it does not in time, or has no plug-in."""
+    """Make a process write its report now; None if it does not in time, or has no plugin."""
     path = folder / REPORT_FILES.replace("%p", str(pid))
     number = time.monotonic_ns()
     try:
@@ -147,7 +146,7 @@ def ask_report(folder: Path, pid: int, timeout_s: float) -> PluginReport | None:
 
 
 def runs_of(blocks: Iterable[MeasuredBlockTimes]) -> list[BlockRuns]:
-    """Times of split blocks, those of several processes added up."""
+    """Times of split blocks, added up over processes."""
     found: dict[tuple[str, int], BlockRuns] = {}
     for one in blocks:
         before = found.get((one.name, one.batch), BlockRuns(one.name, one.batch, 0, 0, 0.0, 0.0, 0.0))

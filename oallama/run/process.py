@@ -1,4 +1,4 @@
-"""llama-server as a process: one start of it, the lines that it writes, and how it ended."""
+"""llama-server as a process: its start, its log, and how it ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TIME = re.compile(r"\d+(\.\d+){3} [A-Z] +")  # and the level, which llama-serve
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One way to start the program."""
+    """How to start the program: command and environment."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -31,7 +31,8 @@ class Launch:
 
 
 class ServerProcess:
-    """A started program. Linux kills it when the thread that made this ends. log: gets the lines that it writes."""
+    """A started program, which Linux kills when the thread that started it ends. log: called with each line it
+    writes."""
 
     def __init__(self, launch: Launch, log: Callable[[bytes], None] = lambda line: None) -> None:
         """Raises OSError if it cannot be started: too many processes, or no memory for one more."""
@@ -59,7 +60,7 @@ class ServerProcess:
 
     @property
     def cpu_s(self) -> float:
-        """The processor time that it has used; 0 once it has ended."""
+        """Its processor time; 0 once it has ended."""
         import psutil
 
         try:
@@ -70,7 +71,7 @@ class ServerProcess:
 
     @property
     def rss_bytes(self) -> int:
-        """The memory that it has; 0 once it has ended."""
+        """Its resident memory; 0 once it has ended."""
         import psutil
 
         try:
@@ -79,7 +80,7 @@ class ServerProcess:
             return 0
 
     def how_it_ended(self) -> str:
-        """Return the exit code or signal, with the last line that speaks of an error."""
+        """The exit code or signal in words, with the last error line of its log."""
         self._reader.join(1.0)
         code = self._process.wait()
         how = f"exit code {code}" if code >= 0 else signal_name(-code)
@@ -87,7 +88,7 @@ class ServerProcess:
         return f"{how}: {words}" if words else how
 
     def end(self, patience_s: float) -> None:
-        """End it: SIGTERM, and SIGKILL where that is not enough. May be called twice."""
+        """End it: SIGTERM, then SIGKILL if it does not end in time. May be called twice."""
         process = self._process
         try:
             process.terminate()
@@ -109,7 +110,7 @@ class ServerProcess:
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
-    """Look again and again, at first often; return whether it held in time."""
+    """Poll a condition, at first often; returns whether it held in time."""
     deadline, pause_s = time.monotonic() + seconds, FIRST_POLL_S
     while not holds():
         if (left_s := deadline - time.monotonic()) <= 0:
@@ -120,9 +121,8 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The last line that speaks of an error, or the first where llama-server says that it could not load the model, as
-    others follow from that; else the last one, but for what is said of single requests. Without its time, and cut to
-    what a sentence can hold."""
+    """The most informative log line: the first one that says that the model could not be loaded, else the last error,
+    else the last line that is not about a single request. Without its time, and shortened."""
     written = [line for line in lines if line.strip() and not any(word in line for word in OF_REQUESTS)]
     telling = [
         line for line in written if any(word in line.lower() for word in ("error", "failed", "abort", "crashed"))

@@ -1,4 +1,4 @@
-"""llama-server: where it is, whether it is of the ggml that plans are made with, and how it is started."""
+"""llama-server: finding it, checking its ggml version, and its command line and environment for a plan."""
 
 from __future__ import annotations
 
@@ -47,26 +47,25 @@ STOCK_CACHE_MIB = 8192  # llama-server's --cache-ram
 KEY_VARIABLE = "LLAMA_API_KEY"
 PROGRAM_VARIABLE = "OALLAMA_LLAMA_SERVER"  # names the program to use
 PLAN_FILE = "plan.oallama"
-ANSWER_S = 20.0  # for a library to tell its version, from a slow disk; a Ctrl-C waits as long
-PAGE_FOLDER = "page"  # of the files that llama-server shows where it was built without a page
+ANSWER_S = 20.0  # limit for reading a library's version, from a slow disk; a Ctrl-C waits as long
+PAGE_FOLDER = "page"  # folder of files that a llama-server built without a web page shows
 BUILD = "`oallama setup` builds it with llama.cpp"
 PATIENT_BATCH = 64
-"""Tokens of a prompt that the CPU alone reads at a time where a person may stop it. llama-server looks up only between
-batches, and 512 tokens of an 8B took a core a minute; they are no faster by the token (7.2 tokens/s in batches of 512,
-8.4 of 64, 7.6 of 32 and of 16)."""
-_PAGED = b"gzip is not supported by this browser"  # what a llama-server with a web page can say
+"""Batch of a prompt on the CPU alone, if a person may stop it. llama-server can only stop between batches, and 512
+tokens of an 8B took one core a minute; larger batches are no faster (7.2 tokens/s in batches of 512, 8.4 of 64, 7.6 of
+32 and of 16)."""
+_PAGED = b"gzip is not supported by this browser"  # a text in every llama-server with a web page
 _LINKED = re.compile(r"libggml-base\S* => (\S+)")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Settings of llama-server beside the placement. address: where it listens. name: of the model, in
-    answers. pooling: of embeddings; None: none are offered. cache_mib: of host memory for prompts that no request uses
-    now; -1: without a limit; None: llama-server's own default. n_batch: tokens of a prompt that are read at a
-    time; None: as few as somebody who leaves can wait for. projector: of pictures, a path; on the device, or on the
-    CPU. chats: whether the model's chat template, a program from a stranger, is looked at. shown: whether people open
-    it in a browser. goes_back: whether a later prompt may begin like an earlier one. more: what checked_options let
-    through."""
+    """Settings of llama-server besides the placement. address: where it listens. name: the model's name in answers.
+    pooling: of embeddings; None: no embeddings. cache_mib: host memory for earlier prompts; -1: no limit; None:
+    llama-server's default. n_batch: logical batch in tokens; None: the micro-batch, on the CPU alone PATIENT_BATCH at
+    most. projector: path of a vision projector; projector_on_device: where it runs. chats: whether to use the model's
+    chat template (untrusted code). shown: whether people open it in a browser. goes_back: whether later prompts may
+    share a prefix with earlier ones. more: further options, from checked_options."""
 
     address: Address
     n_parallel: int
@@ -84,8 +83,8 @@ class ServerSettings:
 
 
 def find_program(asked: str | None) -> Path:
-    """The llama-server to use: the one that was asked for, else the one that set-up put beside llama.cpp's libraries,
-    else that of PATH. Raises BridgeError if there is none, or it is of another ggml."""
+    """The llama-server to use: the requested one, else the one beside llama.cpp's libraries (from set-up), else the one
+    on PATH. Raises BridgeError if none is found, or its ggml has another version."""
     program = _first_of(asked)
     if program is None:
         where = "beside llama.cpp's libraries nor on PATH"
@@ -100,7 +99,7 @@ def find_program(asked: str | None) -> Path:
 
 
 def _library_folder() -> Path | None:
-    """The folder of llama.cpp's libraries; None if they are missing, which their user reports."""
+    """The folder of llama.cpp's libraries; None if they are missing (loading them reports that)."""
     try:
         return library_folder()
     except ggml_bridge.BridgeError:
@@ -122,8 +121,8 @@ def _version_of(library: Path | None) -> str | None:
 
 
 def _ggml_base(program: Path) -> Path | None:
-    """The ggml library that a program is linked with; None if it is not found. A program with ggml inside cannot run
-    plug-ins."""
+    """The ggml library that a program is linked with; None if not found. A program with ggml linked in statically
+    cannot load plugins."""
     for folder in (program.resolve().parent, program.resolve().parent.parent / "lib"):
         if (folder / soname("ggml-base")).is_file():
             return folder / soname("ggml-base")
@@ -132,7 +131,7 @@ def _ggml_base(program: Path) -> Path | None:
 
 
 def has_page(program: Path) -> bool:
-    """Whether a llama-server was built with its web page. What cannot be read is taken to have one."""
+    """Whether a llama-server was built with its web page; True if its files cannot be read."""
     folder = program.resolve().parent
     parts = [program.resolve(), *folder.glob("*llama-server*"), *folder.glob("../lib/*llama-server*")]
     try:
@@ -143,7 +142,7 @@ def has_page(program: Path) -> bool:
 
 def _output(command: Sequence[str]) -> str | None:
     try:
-        with held_interrupt():  # one that comes within Popen leaves a child that nobody waits for
+        with held_interrupt():  # a Ctrl-C inside Popen would leave a zombie process
             done = subprocess.run(
                 command,
                 capture_output=True,
@@ -168,21 +167,21 @@ def launch(
     environment: Mapping[str, str],
     counts: bool = False,
 ) -> Launch:
-    """How to start it with a plan, whose layouts are those that the CPU has. folder: for what it and its plug-in
-    exchange with us: PLAN_FILE, and reports (run/plugin_report.py); and for PAGE_FOLDER, which it shows where it has no
-    page. counts: of how often experts are used.
+    """Command line and environment of llama-server for a plan; writes the plan file. plan: with layouts that the CPU
+    has. folder: for PLAN_FILE, the plugin's reports (run/plugin_report.py), and PAGE_FOLDER if the program has no web
+    page. counts: count expert uses.
 
-    Raises PlanError for a plan that llama-server cannot run, BridgeError if the plug-in is not built, and OSError.
+    Raises PlanError for a plan that llama-server cannot run, BridgeError if the plugin is not built, and OSError.
     """
     plugin, backend = None, stock_backend(plan.device, environment)
-    tells = counts or parse_device(plan.device).is_emulated  # of experts' uses, or of how the card kept time
+    tells = counts or parse_device(plan.device).is_emulated  # reports of expert uses, or of the emulated card's time
     if tells or needs_plugin(plan, operators):
         plugin = Plugin(str(find_plugin()), str(folder / PLAN_FILE))
     added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin, backend, counts)
     if plugin is not None:
         added = {**added, REPORT_VARIABLE: str(folder / REPORT_FILES)}
     if plugin is not None and splits(plan, operators, counts):
-        devices = split_devices(plan)  # none where experts on the CPU are counted
+        devices = split_devices(plan)  # empty if only experts on the CPU are counted
         write_whole(folder / PLAN_FILE, plugin_text(plan, operators, n_layer, devices, counts=counts))
     if settings.address.api_key is not None:
         added = {**added, KEY_VARIABLE: settings.address.api_key}
@@ -194,8 +193,8 @@ def launch(
 
 
 def _arguments(settings: ServerSettings, n_ubatch: int, on_cpu: bool) -> list[str]:
-    """Requests share one KV cache, so that one of them may use all of the context. Websites of other hosts may not
-    read answers."""
+    """Arguments of the settings. Requests share one KV cache, so that one may use the whole context. Web pages from
+    other origins cannot read answers."""
     n_patient = min(n_ubatch, PATIENT_BATCH) if on_cpu else n_ubatch
     arguments = ["--host", settings.address.host, "--port", str(settings.address.port), "--cors-origins", "localhost"]
     arguments += ["--parallel", str(settings.n_parallel), "--kv-unified", "--threads", str(settings.threads)]
@@ -224,20 +223,20 @@ def _arguments(settings: ServerSettings, n_ubatch: int, on_cpu: bool) -> list[st
 def served_plan(
     plan: Plan, operators: Sequence[Operator], device: str, counts: bool = False
 ) -> tuple[Plan, tuple[str, ...]]:
-    """The plan as llama-server gets it, and warnings: its device named as there, `none` where the plan does not use it,
-    and layouts that this CPU has. counts: as in launch. Raises BridgeError."""
+    """(the plan for llama-server, warnings): with the device's name there, `none` if the plan does not use it, and
+    layouts that this CPU has. counts: as in launch. Raises BridgeError."""
     uses = plan.n_gpu_layers > 0 or plan.stock or computes_on_device(plan)
     named = replace(plan, device=device if uses and plan.device != "none" else "none")
     return usable_plan(named, operators, counts)
 
 
 def prompt_cache_mib(left: int) -> int:
-    """llama-server's default, but no more than is left. left: bytes."""
+    """Size of the prompt cache: llama-server's default, but at most `left` bytes."""
     return min(STOCK_CACHE_MIB, left // MIB)
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Drop what would change the placement, the address or the key behind our back."""
+    """The environment without variables that would change the placement, the address or the key."""
     dropped = (
         LIBRARY_VARIABLE,
         BACKEND_VARIABLE,

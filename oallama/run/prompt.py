@@ -1,4 +1,4 @@
-"""Prompts: whether a model is asked in its own chat template, and how long what is asked may be."""
+"""Prompts: whether to use the model's chat template, and the length of prompt and answer to plan for."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ADDED_TOKENS = 8  # that a vocabulary adds by itself, at most
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text for the model: a message in its chat template, behind a system prompt where there is one, or a text to
-    continue. ends: whether the model was trained to end what follows."""
+    """A prompt: a message in the chat template, after an optional system prompt, or a text to continue. ends: whether
+    the model was trained to end its answer."""
 
     text: str
     chats: bool = False
@@ -55,7 +55,7 @@ class Prompt:
         return engine.chat(self._messages, False, most, **sampling)
 
     def most(self, max_tokens: int | None) -> int:
-        """Most tokens of the answer: as asked for, else WITHOUT_END where the model ends it."""
+        """Most tokens of the answer: as requested, else WITHOUT_END if the model ends it."""
         return max_tokens if max_tokens is not None else WITHOUT_END if self.ends else DEFAULT_TOKENS
 
     @property
@@ -65,7 +65,7 @@ class Prompt:
 
     @property
     def longest(self) -> int:
-        """The most tokens that it can be: one for each byte, and what is added."""
+        """An upper bound of its tokens: one per byte, plus template and special tokens."""
         n_bytes = len(f"{self.system or ''}{self.text}".encode("utf-8", "surrogateescape"))
         return n_bytes + ADDED_TOKENS + (TEMPLATE_TOKENS if self.chats else 0)
 
@@ -77,8 +77,8 @@ class Prompt:
 
 
 def uses_template(model: ModelInfo, chat: bool | None, system: str | None = None) -> bool:
-    """Whether the model is asked in its chat template: if `chat`, or (None) if it has one. system: a message of a
-    chat, which needs the template. Raises UsageError for --chat or --system without a template."""
+    """Whether to use the model's chat template: `chat`, or (None) if it has one. system: a system prompt, which needs
+    the template. Raises UsageError for --chat or --system without a template."""
     if system is not None:
         if chat is False:
             raise UsageError("--system is a chat message and cannot be combined with --no-chat")
@@ -100,9 +100,9 @@ def prompt_for(model: ModelInfo, text: str, chat: bool | None, system: str | Non
 
 
 def likely_tokens(path: str, prompt: Prompt, n_ctx: int | None = None, n_gen: int = 0, room: int = 4096) -> int:
-    """Tokens of a prompt to plan for: counted where its length alone does not show that it and n_gen more fit the
-    context, else estimated. n_ctx: of the context, None if it is yet to be chosen; room: what is chosen at least.
-    Raises UsageError if n_ctx is too short for it, and as Prompt.count."""
+    """Tokens of a prompt to plan for: estimated if its length in bytes shows that it fits the context beside n_gen
+    tokens, else counted. n_ctx: context size, None if not chosen yet; room: the least context that will be chosen.
+    Raises UsageError if n_ctx is too short, and as Prompt.count."""
     if prompt.longest + n_gen <= (n_ctx or room):
         return min(prompt.longest, len(prompt.text.encode("utf-8", "surrogateescape")) // BYTES_PER_TOKEN + 1)
     n_tokens = prompt.count(path)

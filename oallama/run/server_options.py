@@ -1,5 +1,5 @@
-"""Options of llama-server that users may pass on behind `--`: those that change neither where weights lie, nor memory
-that a plan has counted, nor who may reach the server. Pure."""
+"""Options of llama-server that users may pass after `--`: those that change neither the placement, nor memory that a
+plan counts, nor access to the server. Pure."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ VARIABLES = _words(
     "LLAMA_ARG_CHAT_TEMPLATE_KWARGS LLAMA_ARG_CTX_CHECKPOINTS LLAMA_ARG_CACHE_IDLE_SLOTS LLAMA_ARG_CACHE_PROMPT "
     "LLAMA_ARG_CACHE_REUSE LLAMA_ARG_ENDPOINT_SLOTS LLAMA_ARG_CONTEXT_SHIFT"
 )
-"""The same as variables of the environment, which are passed on too."""
+"""Environment variables of such options, which are passed on too."""
 
 NGRAM_DRAFTS = {"ngram-simple": 48, "ngram-map-k": 48, "ngram-map-k4v": 48, "ngram-mod": 64, "ngram-cache": 8}
-"""Drafts of repeated text that llama-server makes of a request at most, whose logits it has its context reserve memory
-for (b11549, common_speculative_n_max)."""
+"""Most drafts of repeated text per request, by kind; llama-server reserves memory for their logits (b11549,
+common_speculative_n_max)."""
 
-SYNTHETIC_RATES = "--spec-synth-rates"  # of `bench` alone
+SYNTHETIC_RATES = "--spec-synth-rates"  # only for `bench`
 
 REASONS = {
     "-md": "give it before --",
@@ -59,11 +59,11 @@ REASONS = {
     "--port": "it is an option of oallama serve",
     "--api-key": "it is an option of oallama serve",
 }
-"""Why some that users may try are refused."""
+"""Reasons for refused options that users are likely to try."""
 
 
 def checked_options(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The options as llama-server gets them. Raises UsageError for one that is not passed on, or lacks its value."""
+    """The options for llama-server. Raises UsageError for an option that is not passed on, or lacks its value."""
     left, checked = list(arguments), list[str]()
     while left:
         name, given, value = left.pop(0).partition("=")
@@ -86,14 +86,14 @@ def checked_options(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def repeated_drafts(options: Sequence[str]) -> int:
-    """The drafts of repeated text that checked options ask for, at most, of each request."""
+    """Most drafts of repeated text per request that checked options allow."""
     kinds = (kind for name, value in pairwise(options) if name == "--spec-type" for kind in value.split(","))
     return max((NGRAM_DRAFTS[kind] for kind in kinds), default=0)
 
 
 def adapter_paths(options: Sequence[str]) -> tuple[str, ...]:
-    """The files of the LoRA adapters among checked options. llama-server takes several behind commas, and of
-    --lora-scaled each with its scale behind a colon."""
+    """The files of LoRA adapters in checked options: separated by commas; with --lora-scaled each has its scale after a
+    colon."""
     return tuple(
         path.rpartition(":")[0] if name == "--lora-scaled" else path
         for name, value in pairwise(options)
@@ -103,7 +103,7 @@ def adapter_paths(options: Sequence[str]) -> tuple[str, ...]:
 
 
 def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without llama-server's variables that are not passed on."""
+    """The environment without variables of llama-server's other options."""
     return {
         name: value for name, value in environment.items() if not name.startswith("LLAMA_ARG_") or name in VARIABLES
     }

@@ -1,4 +1,4 @@
-"""Set-up and release of an engine: checks of plan and device, and freeing in order."""
+"""Checks of a plan before it is loaded: its device, its layers, the host's memory; and freeing in order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from oallama.plan.plan import Plan
 
 
 def release(held: ExitStack) -> None:
-    """Free what an engine holds, the last made first. A Ctrl-C waits until all is done: an RPC server that is left
-    before what lies on it is freed takes this process with it."""
+    """Free what a load holds, in reverse order. Ctrl-C is delayed until the end: an RPC server that is left before its
+    buffers are freed takes this process with it."""
     with held_interrupt():
         held.close()
 
@@ -34,7 +34,7 @@ def device_of(plan: Plan, device: str | None) -> DeviceSpec:
 
 def computes_on_device(plan: Plan) -> bool:
     """True where an operator is stored or streamed there, for any batch."""
-    stored = any(placement.cc < 1 or placement.hot_experts for placement in plan.operators)
+    stored = any(row.cc < 1 or row.hot_experts for row in plan.operators)
     return stored or bool(devices_with_n_g(plan.split_settings))
 
 
@@ -49,7 +49,7 @@ def check_layers(plan: Plan, n_layer: int, operators: Sequence[Operator]) -> Non
     """Raises PlanError for an operator that is whole on the device in a layer that n_gpu_layers leaves on the host:
     llama.cpp would leave it there too."""
     first = n_layer + 1 - plan.n_gpu_layers
-    whole = {placement.name for placement in plan.operators if placement.gg == 1}
+    whole = {row.name for row in plan.operators if row.gg == 1}
     for operator in operators:
         if operator.name in whole and operator.layer_in(n_layer) < first:
             raise PlanError(

@@ -1,4 +1,4 @@
-"""The operators of a plan that the split backend computes: its plan handed over, and what loading made of it."""
+"""A plan's split operators in this process: the plan text for the split back end, and the plan as it was loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LoadedSplit:
-    """A plan in the split backend, for one model. Methods talk to this process only, never to a device."""
+    """A plan in the split back end, for one model. Methods talk to this process only, never to a device."""
 
     def __init__(self, backend: SplitBackend, plan: SplitPlan, device: OpenDevice, beside: Mapping[str, int]) -> None:
         """beside: of each split operator, which of the devices it is split beside."""
@@ -84,17 +84,17 @@ SMALLER = "use a smaller model or context, or put more of it on the device (--vr
 
 def open_split(
     plan: Plan,
-    placements: Sequence[OperatorPlacement],
+    rows: Sequence[OperatorPlacement],
     operators: Sequence[Operator],
     n_layer: int,
     device: OpenDevice,
 ) -> LoadedSplit | None:
-    """Hand the plan to the split backend, which is loaded for it; None for a plan that splits nothing.
+    """Hand the plan to the split back end, which is loaded for it; None for a plan that splits nothing.
 
-    placements: the plan's, with the layouts that this CPU has. Raises PlanError for what the backend refuses,
+    rows: the plan's, with layouts that this CPU has. Raises PlanError for what the backend refuses,
     DeviceError, BridgeError.
     """
-    usable = replace(plan, operators=tuple(placements))
+    usable = replace(plan, operators=tuple(rows))
     if not split_names(usable, operators):
         return None
     import ggml_bridge
@@ -104,7 +104,7 @@ def open_split(
         backend = load_bridge().split()
         return LoadedSplit(backend, backend.plan(text), device, {row.name: row.device for row in usable.operators})
     except (ValueError, ggml_bridge.Unsupported) as error:
-        raise PlanError(f"the split backend refuses the plan: {error}") from None
+        raise PlanError(f"the split back end refuses the plan: {error}") from None
     except ggml_bridge.OutOfMemory as error:
         raise DeviceError(f"cannot use the plan's device: {error}; {SMALLER}") from None
     except ggml_bridge.BridgeError as error:
@@ -119,12 +119,12 @@ def corrected_plan(plan: Plan, operators: Sequence[Operator], slices: Sequence[S
     """
     by_name = {operator.name: operator for operator in operators}
     found = {s.name: s for s in slices if s.loaded}
-    placements = tuple(_loaded(by_name[p.name], p, found[p.name]) if p.name in found else p for p in plan.operators)
-    if placements == plan.operators:
+    rows = tuple(_loaded(by_name[p.name], p, found[p.name]) if p.name in found else p for p in plan.operators)
+    if rows == plan.operators:
         return plan
-    pairs = [(by_name[before.name], before, after) for before, after in zip(plan.operators, placements, strict=True)]
-    loaded = replace(plan, operators=placements)
-    for device in sorted({row.device for row in placements}):
+    pairs = [(by_name[before.name], before, after) for before, after in zip(plan.operators, rows, strict=True)]
+    loaded = replace(plan, operators=rows)
+    for device in sorted({row.device for row in rows}):
         own = [pair for pair in pairs if pair[1].device == device]
         moved_bytes = sum(round((before.gg - after.gg) * operator.bytes) for operator, before, after in own)
         cold_bytes = sum(hot_bytes(operator, before) - hot_bytes(operator, after) for operator, before, after in own)
@@ -134,8 +134,7 @@ def corrected_plan(plan: Plan, operators: Sequence[Operator], slices: Sequence[S
 
 
 def _loaded(operator: Operator, planned: OperatorPlacement, slice: SliceInfo) -> OperatorPlacement:
-    """The placement as it was loaded; the planned one where nothing differs from it. A plan may leave the layout open,
-    and then it stays open."""
+    """The row as loaded; the planned row itself if nothing differs. A layout that the plan leaves open stays open."""
     layout = None if planned.layout is None else slice.layout
     cut, hot_experts = (slice.cc, slice.cg, slice.gg), planned.hot_experts[: slice.n_hot]
     loaded = replace(OperatorPlacement.of_cut(slice.name, cut, layout, hot_experts), device=planned.device)

@@ -1,6 +1,6 @@
-"""Where stock llama.cpp's options put operators, and the memory cap that they keep to. Pure.
+"""Where options of stock llama.cpp place operators, and memory caps. Pure.
 
-Where options put an operator is what a user *says*; what llama.cpp *did* is read back after a load (bench/verify.py).
+This is the placement that options *ask for*; what llama.cpp *did* is read back after a load (bench/verify.py).
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from oallama.plan.export import stock_flags
 from oallama.planner.placement import Placement, n_gpu_layers
 
 Side = Literal["device", "host", "split"]
-"""Place of an operator's weight: all on the device, all in host memory, or in parts on both."""
+"""Where an operator's weight is: all on the device, all in host memory, or in parts on both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """The memory cap of a load: bytes on the device in all, and bytes of operators' weights there.
-
-    None: no such cap. `device_bytes` comes from --vram and --vram-fill, `operator_bytes` from --gpu-weights. of_each:
-    of several devices the bytes on each, whose sum `device_bytes` is.
+    """The memory cap of a load: device_bytes in total (--vram, --vram-fill), operator_bytes of operators' weights
+    (--gpu-weights). None: no cap. of_each: device_bytes of each of several devices.
     """
 
     device_bytes: int | None = None
@@ -33,15 +31,15 @@ class Cap:
     of_each: tuple[int, ...] = ()
 
     def of_some(self, numbers: Sequence[int]) -> Cap:
-        """The cap of some of several devices, by their numbers; the same of one device."""
+        """The cap for some of several devices, by number; the same cap for one device."""
         each = tuple(self.of_each[number] for number in numbers) if self.of_each else ()
         return replace(self, device_bytes=sum(each), of_each=each if len(each) > 1 else ()) if each else self
 
 
 @dataclass(frozen=True, slots=True)
 class StockPlacement:
-    """Options that place operators in stock llama.cpp. overrides: (regular expression, "CPU" or a device's name), as
-    -ot has them. device_layers: of several devices, how many layers each has (-ts)."""
+    """Options that place operators in stock llama.cpp. overrides: -ot as (regular expression, "CPU" or a device's
+    name). device_layers: number of layers of each of several devices (-ts)."""
 
     n_gpu_layers: int
     overrides: tuple[tuple[str, str], ...] = ()
@@ -52,15 +50,14 @@ class StockPlacement:
 
     @classmethod
     def of(cls, n_layer: int, placement: Placement, n_ubatch: int = 0) -> StockPlacement:
-        """The options of a placement that planner/policies/stock.py proposes: whole layers, without experts of the
-        first ones."""
+        """The options of a placement of planner/policies/stock.py: whole layers, without experts of the first ones."""
         options = placement.stock or StockOptions()
         overrides = expert_overrides(options.n_cpu_moe)
         return cls(n_gpu_layers(n_layer, placement), overrides, options, n_ubatch=n_ubatch)
 
     @property
     def flags(self) -> str:
-        """The options as a command line; of overrides other than -ncmoe only the number."""
+        """The options as a command line; of overrides other than -ncmoe only their number."""
         n_others = len(self.overrides) - self.options.n_cpu_moe
         flags = stock_flags(self.n_gpu_layers, self.options, self.n_ubatch)
         flags += f" -ts {','.join(map(str, self.device_layers))}" if self.device_layers else ""
@@ -68,8 +65,8 @@ class StockPlacement:
 
     @property
     def by_layers(self) -> StockPlacement:
-        """The same with each layer on one device, as plans have it: what --fit puts of a layer's experts on the next
-        device stays on the host."""
+        """The same with each layer on one device, as in plans: experts that --fit places on the next device stay on the
+        host."""
         return replace(self, overrides=tuple((pattern, CPU_DEVICE) for pattern, _ in self.overrides))
 
     def load(self, settings: LoadSettings) -> LoadSettings:
@@ -87,14 +84,14 @@ EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 
 
 def expert_overrides(n_layers: int) -> tuple[tuple[str, str], ...]:
-    """-ncmoe: the expert tensors of the first n_layers layers stay on the CPU. More layers than a model can have are
-    written by many who mean all of them."""
+    """The overrides of -ncmoe: expert tensors of the first n_layers layers stay on the CPU. n_layers may exceed the
+    model's, as many users mean all layers by a large number."""
     return tuple((rf"blk\.{layer}{EXPERTS}", "CPU") for layer in range(min(n_layers, LLAMA_MAX_LAYERS)))
 
 
 def expected_places(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> dict[str, Side]:
-    """Operator -> where -ngl and -ot put it: the last layers on the device, the output being one behind the last,
-    without the overrides. n_gpu_layers below 0: all. Raises re.error for a bad pattern."""
+    """Operator -> where -ngl and -ot place it: the last layers (the output counts as one) on the device, except for
+    overrides. n_gpu_layers below 0: all. Raises re.error for a bad pattern."""
     on_host = [re.compile(pattern) for pattern, where in placement.overrides if where == CPU_DEVICE]
     first = 0 if placement.n_gpu_layers < 0 else n_layer + 1 - placement.n_gpu_layers
 
@@ -106,7 +103,7 @@ def expected_places(operators: Sequence[Operator], n_layer: int, placement: Stoc
 
 
 def effect_of(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> Hashable:
-    """Return what is equal for options that have the same effect, however they are written."""
+    """A key that is equal for options with the same effect."""
     options, places = placement.options, expected_places(operators, n_layer, placement)
     return tuple(places.items()), placement.device_layers, options.no_host, options.moe_cache_bytes, placement.n_ubatch
 

@@ -1,4 +1,4 @@
-"""Buffer types of the weights of a plan: layouts that this CPU has, override patterns, text for the split back end."""
+"""Where a plan's weights go in a load: layouts that this CPU has, override patterns, and the split back end's text."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WeightPlaces:
-    """placements: with layouts that this CPU has; warnings: of layouts that were asked for and that it has not.
-    patterns, split_texts: as in LoadSettings."""
+    """rows: the plan's, with layouts that this CPU has; warnings: about requested layouts that it lacks. patterns,
+    split_texts: as in LoadSettings."""
 
-    placements: tuple[OperatorPlacement, ...]
+    rows: tuple[OperatorPlacement, ...]
     patterns: tuple[Pattern, ...]
     split_texts: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -47,23 +47,23 @@ class WeightPlaces:
 
 def weight_places(
     operators: Sequence[Operator],
-    placements: Sequence[OperatorPlacement],
+    rows: Sequence[OperatorPlacement],
     tensor_names: Sequence[str],
     first_device_layer: int,
     settings: Sequence[SplitSettings],
 ) -> WeightPlaces:
-    """first_device_layer: whose norms and KV cache are on a device, as are those of the layers behind it. settings: of
-    each device. Raises BridgeError."""
-    usable, warnings = usable_layouts(operators, placements, load_bridge(), settings)
+    """The WeightPlaces of a plan's rows. first_device_layer: the first layer whose norms and KV are on a device.
+    settings: of each device. Raises BridgeError."""
+    usable, warnings = usable_layouts(operators, rows, load_bridge(), settings)
     patterns = host_patterns(operators, usable, tensor_names, devices_with_n_g(settings))
     texts = split_texts(operators, usable, first_device_layer, settings)
     return WeightPlaces(usable, patterns, texts, warnings)
 
 
 def usable_plan(plan: Plan, operators: Sequence[Operator], counts: bool = False) -> tuple[Plan, tuple[str, ...]]:
-    """The plan with layouts that this CPU has, for a program of its own (plan/export.py), and a sentence for each one
-    that was asked for and that it has not. counts: as in needs_split. Raises BridgeError."""
-    named = any(placement.layout for placement in plan.operators)
+    """(the plan with layouts that this CPU has, a warning for each requested layout that it lacks), for a stock program
+    (plan/export.py). counts: as in needs_split. Raises BridgeError."""
+    named = any(row.layout for row in plan.operators)
     if not (named or split_names(plan, operators, counts) or any_in_doubt(operators)):
         return plan, ()  # llama.cpp chooses
     usable, warnings = usable_layouts(operators, plan.operators, load_bridge(), plan.split_settings, counts)
@@ -72,33 +72,33 @@ def usable_plan(plan: Plan, operators: Sequence[Operator], counts: bool = False)
 
 def usable_layouts(
     operators: Sequence[Operator],
-    placements: Sequence[OperatorPlacement],
+    rows: Sequence[OperatorPlacement],
     bridge: Bridge,
     settings: Sequence[SplitSettings],
     counts: bool = False,
 ) -> tuple[tuple[OperatorPlacement, ...], tuple[str, ...]]:
-    """A plan's placements with layouts that this CPU has and can multiply with, and a warning for each layout dropped.
+    """A plan's rows with layouts that this CPU has and computes correctly, and a warning for each layout dropped.
     settings: of each device. counts: as in needs_split.
 
-    Where the plan insists on plain memory for some operator, llama.cpp must be kept from repacking (load_params.py);
-    then the operators left to its choice get the layout it would have chosen by name. So do the split ones, whose
-    layout is not for llama.cpp to choose; those that are streamed for n_g and kept once stay plain, which is all that
-    a device can read. An operator that llama.cpp would choose a wrong layout for gets the best of the others.
+    If the plan names the plain layout for a whole operator, llama.cpp must not repack anything (load_params.py). Then
+    each operator without a layout gets the one that llama.cpp would have chosen, by name. So do split operators, for
+    which llama.cpp does not choose; those that are streamed for n_g and kept once stay plain, the only layout that a
+    device reads. If llama.cpp would choose a layout that computes wrongly, the operator gets the best of the others.
     """
     by_name = {operator.name: operator for operator in operators}
     layouts, with_n_g = bridge.cpu_layouts(), devices_with_n_g(settings)
-    split = {p.name for p in placements if needs_split(by_name[p.name], p, with_n_g, counts)}
-    plain_wanted = any(placement.layout == PLAIN_LAYOUT and placement.name not in split for placement in placements)
+    split = {p.name for p in rows if needs_split(by_name[p.name], p, with_n_g, counts)}
+    plain_wanted = any(row.layout == PLAIN_LAYOUT and row.name not in split for row in rows)
     read_by = {device for device in with_n_g if not (settings[device].streaming or StreamSettings()).kept_twice}
     checked: list[OperatorPlacement] = []
     dropped: dict[str, list[str]] = {}  # layout -> operators
-    for placement in placements:
-        operator, layout = by_name[placement.name], placement.layout
-        shape = host_shape(operator, placement)
+    for row in rows:
+        operator, layout = by_name[row.name], row.layout
+        shape = host_shape(operator, row)
         if layout is not None and not (layout in layouts and supports(bridge, layout, operator, shape)):
             dropped.setdefault(layout, []).append(operator.name)
             layout = None
-        if layout is None and operator.name in split and takes_n_g(operator) and placement.device in read_by:
+        if layout is None and operator.name in split and takes_n_g(operator) and row.device in read_by:
             layout = PLAIN_LAYOUT
         elif layout is None and (plain_wanted or operator.name in split):
             layout = best_layout(bridge, operator, shape)
@@ -106,7 +106,7 @@ def usable_layouts(
             best = best_layout(bridge, operator, shape)
             if best != stock_layout(bridge, operator):
                 layout = FORCED_PLAIN_LAYOUT if best == PLAIN_LAYOUT else best
-        checked.append(replace(placement, layout=layout))
+        checked.append(replace(row, layout=layout))
     warnings = (
         f"this CPU cannot keep {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} in layout {layout}; "
         "using another layout"
@@ -115,10 +115,10 @@ def usable_layouts(
     return tuple(checked), tuple(warnings)
 
 
-def host_shape(operator: Operator, placement: OperatorPlacement) -> Shape:
-    """[K, N, E] of what the CPU multiplies by: the whole weight, or the CC slice of a split one."""
-    if not 0 < placement.cc < 1:
+def host_shape(operator: Operator, row: OperatorPlacement) -> Shape:
+    """[K, N, E] of the weight that the CPU multiplies by: the whole operator, or its CC slice."""
+    if not 0 < row.cc < 1:
         return operator.shape
     k, n, e = operator.shape
-    cc, axis = slice_counts(operator, placement)[0], cut_axis(operator)
+    cc, axis = slice_counts(operator, row)[0], cut_axis(operator)
     return (cc, n, e) if axis == "cols" else (k, cc if axis == "rows" else 2 * cc, e)

@@ -34,8 +34,8 @@ class Placements:
     """The placements to serve: the wanted one, and one for when its device is lost, on the CPU, or on the local devices
     where the wanted one has an RPC server beside them; None if it has no device.
 
-    launch: how to start each, with a folder for its files. device_gone: as in Supervisor. keep: gets at
-    the end what the plug-in of each start of `wanted` told, and of each start of `on_cpu`.
+    launch: how to start each, with a folder for its files. device_gone: as in Supervisor. keep: gets at the end what
+    the plugin of each start of `wanted` told, and of each start of `on_cpu`.
     """
 
     wanted: Served
@@ -92,7 +92,7 @@ def serve(
 
 class _Shown:
     """Makes the placement page of the placement in use: the wanted one, or the one on the CPU once the device is lost.
-    wanted, on_cpu: each with the folder of the plug-in's reports."""
+    wanted, on_cpu: each with the folder of the plugin's reports."""
 
     def __init__(
         self, supervisor: Supervisor, wanted: tuple[Served, Path], on_cpu: tuple[Served, Path], address: Address
@@ -142,7 +142,7 @@ def problems(folder: Path, pid: int | None) -> tuple[str, ...]:
 
 
 def back_end(report: PluginReport) -> dict[str, Any]:
-    """The plug-in's part of /placement, without the times of its blocks."""
+    """The plugin's part of /placement, without the times of its blocks."""
     return {
         "usable": report.usable,
         "problems": list(report.problems),

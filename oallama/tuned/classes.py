@@ -10,10 +10,10 @@ from oallama.core.types import Workload
 Length = Literal["question", "page", "document"]
 
 LENGTHS: dict[Length, tuple[int, int]] = {"question": (64, 128), "page": (512, 1024), "document": (2048, 1 << 31)}
-"""Tokens of the representative prompt of a length class, and of the longest prompt in it."""
+"""(tokens of the representative prompt, tokens of the longest prompt) of each length class."""
 
-N_GEN = 128  # tokens of the answer that stands for all
-LEAST_HISTORY = 1024  # tokens; a context that holds fewer before its prompt has no classes with history
+N_GEN = 128  # tokens of the representative answer
+LEAST_HISTORY = 1024  # tokens; a context that holds less history than this has no classes with history
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Measurements for the classes of workloads under one key, and the result. Pure.
 
-For each class the most promising configurations of stock llama.cpp are measured, its --fit among them; the fastest is
-the rival. Our plans are compared with it one after another, the best prediction first. A plan wins as soon as the whole
-interval of its pairs lies above the rival's speed, and loses as soon as the gain cannot be worth it. If no plan wins,
-the rival's plan is used. By default no plan is used whose first word comes more than LATE times as late as under --fit.
+For each class the most promising configurations of stock llama.cpp are measured, always with --fit; the fastest is the
+rival. Our plans are compared with it one after another, in the order of autotune/candidates.py. A plan wins as soon as
+the whole interval of its speed ratio is above 1 (speed_interval). It loses as soon as the interval's upper end is below
+WORTH, after MOST_PAIRS pairs, or if its first word is late. If no plan wins, the rival's plan is used. By default no
+plan is used whose first word comes more than LATE times as late as with --fit.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from oallama.run.stock import StockPlacement
 from oallama.tuned.classes import WorkloadClass
 
 ERROR = 0.05
-"""Upper bound on the probability of a false win in a class, and of an interval that misses the truth."""
+"""Upper bound on the probability of a false win in a class, and of an interval that misses the true ratio."""
 
 SPREAD = 0.05
-"""Inverse variance of the effect sizes that are averaged over: a small one tells large effects from four pairs on."""
+"""Inverse variance of the effect sizes in the mixture of speed_interval. A small one needs only four pairs to detect
+large effects."""
 
-MOST_TESTS = 3  # plans for one class, among which ERROR is shared out
-MOST_PAIRS = 40  # that a plan gets; an interval around 1 says then that there is no difference to speak of
-WORTH = 1.02  # as many times as fast as the rival is worth another plan
-NEAR = 1.05  # as many times as fast, as predicted, is not told
-LATE = 1.25  # as many times as late as under --fit is late for a first word
+MOST_TESTS = 3  # most plans compared in a class; each test has an error of ERROR / MOST_TESTS
+MOST_PAIRS = 40  # most pairs of a test; if its interval then contains 1, there is no difference worth mentioning
+WORTH = 1.02  # least speed ratio to the rival that is worth another plan
+NEAR = 1.05  # predicted speed ratios below this are not shown
+LATE = 1.25  # a first word that comes more than this many times as late as with --fit is late
 
 Standing = Literal["won", "lost", "open"]
 
@@ -44,7 +46,7 @@ class Key:
     profile: str  # digest of the profile that --profile gave; "": of this machine
     oallama: str  # version
     threads: int
-    memory: int  # of the device that may be used, by CAP_STEP: log of its bytes
+    memory: int  # usable device memory as a step of CAP_STEP (tuned/store.py): log of its bytes
     gpu_weights: float | None
     n_ctx: int
     n_batch: int | None  # as asked for
@@ -53,8 +55,8 @@ class Key:
     type_k: str
     type_v: str
     late_first_word: bool  # whether a late first word may win
-    draft: str = ""  # what makes drafts, where the user asks for some
-    # of several devices, machine and memory of each behind the first, whose these above are
+    draft: str = ""  # identity of the drafter; "": no drafts
+    # machine and memory of each further device; those above are the first device's
     others: Annotated[tuple[tuple[str, int], ...], Mark.OMIT_DEFAULT] = ()
 
 
@@ -71,9 +73,9 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class StockTry:
-    """A configuration of stock llama.cpp, with so many drafts a step. speed: None: it was not measured, as it has no
-    competitor. fault: why it cannot be used, else empty. device: which of several devices it uses alone; "": all that
-    were asked for."""
+    """A configuration of stock llama.cpp, with n_draft drafts per step. speed None: not measured, e.g. as it is the
+    only configuration. fault: why it cannot be used, else empty. device: the only device that it uses of several; "":
+    all requested devices."""
 
     placement: StockPlacement
     speed: Speed | None = None
@@ -93,18 +95,18 @@ class StockTry:
 
 
 Pair = tuple[Speed, Speed]
-"""The rival's turn and the plan's, measured right after each other."""
+"""(the rival's speed, the plan's speed), measured one directly after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class ABTest:
-    """A plan of ours against the rival. plan: its fingerprint. promised: how many times as fast it is predicted to be.
-    most_late: times as long as the rival's that its prompts may take; None: any. refused: why it is not compared, else
-    empty."""
+    """A comparison of a plan of ours with the rival. plan: its fingerprint. promised: its predicted speed ratio.
+    most_late: largest allowed ratio of its prompt's seconds to the rival's; None: any. refused: why it is not compared,
+    else empty."""
 
     policy: str
     plan: str
-    n_gen: int  # tokens of an answer that both are weighed by
+    n_gen: int  # length of the answer whose total time is compared
     promised: float | None = None
     most_late: float | None = None
     pairs: tuple[Pair, ...] = ()
@@ -112,18 +114,18 @@ class ABTest:
 
     @property
     def ratio(self) -> Ratio | None:
-        """Speed over prompt and answer relative to the rival's, with its interval; None: too few pairs to tell."""
+        """Speed over prompt and answer relative to the rival's, with its interval; None: too few pairs."""
         seconds = [(rival.whole_s(self.n_gen), ours.whole_s(self.n_gen)) for rival, ours in self.pairs]
         return speed_interval(seconds, ERROR / MOST_TESTS)
 
     @property
     def prompts(self) -> float:
-        """How many times as fast its prompts are as the rival's."""
+        """Speed of its prompts relative to the rival's."""
         return _times((rival.prompt_s, ours.prompt_s) for rival, ours in self.pairs)
 
     @property
     def tokens(self) -> float:
-        """How many times as fast its tokens are as the rival's."""
+        """Speed of its tokens relative to the rival's."""
         return _times((rival.token_s, ours.token_s) for rival, ours in self.pairs)
 
     @property
@@ -144,13 +146,14 @@ class ABTest:
 
 @dataclass(frozen=True, slots=True)
 class ClassResult:
-    """What was measured for one class. tries: of stock llama.cpp, --fit first; rival: which of them is the fastest that
-    may be used; stock_plan: the fingerprint of its plan. races: A/B tests against it."""
+    """The measurements of one class. tries: configurations of stock llama.cpp, --fit first; rival: index of the fastest
+    that may be used; stock_plan: fingerprint of the rival's plan, "" until it is chosen. races: A/B tests against the
+    rival."""
 
     of: WorkloadClass
     n_gen: int
-    n_measured: int  # tokens of the answer of a turn
-    turn_s: float = 0.0  # that a turn is predicted to take
+    n_measured: int  # tokens that are generated in a turn (one sample of one arm)
+    turn_s: float = 0.0  # predicted seconds of a turn
     tries: tuple[StockTry, ...] = ()
     rival: int = 0
     stock_plan: str = ""
@@ -163,12 +166,13 @@ class ClassResult:
 
     @property
     def open(self) -> ABTest | None:
-        """The A/B test to continue; None if the class is settled."""
+        """The A/B test to continue; None: a plan has won, or all tests are decided."""
         return None if self.won else next((ab_test for ab_test in self.races if ab_test.standing == "open"), None)
 
     @property
     def open_tries(self) -> tuple[StockTry, ...]:
-        """Options of stock llama.cpp that are to be measured: none that has no competitor, or came too late."""
+        """Configurations of stock llama.cpp that are still to be measured: none if there is only one, or once the rival
+        is chosen."""
         waits = len(self.tries) > 1 and not self.stock_plan
         return tuple(tried for tried in self.tries if waits and tried.speed is None and not tried.fault)
 
@@ -178,7 +182,7 @@ class ClassResult:
 
     @property
     def plan(self) -> str:
-        """The fingerprint of the plan in use; empty if nothing was measured."""
+        """The fingerprint of the plan in use; "" until the rival is chosen."""
         return self.won.plan if self.won else self.stock_plan
 
     def ab_test(self, plan: str) -> ABTest:
@@ -194,7 +198,7 @@ class ClassResult:
         return replace(self, tries=tries)
 
     def fastest(self, late_may_win: bool) -> int:
-        """Which options are the fastest of those whose prompt is not late."""
+        """Index of the fastest configuration whose prompt is not late."""
         fit = self.tries[0].speed
         if fit is None:
             return 0
@@ -222,7 +226,7 @@ class ClassResult:
 
     @property
     def sentence(self) -> str:
-        """The plan in use, and why no other."""
+        """The plan in use, and why no other is."""
         return f"{self.use}; used from now on" if self.won else f"{self.use}{self._reason}"
 
     @property
@@ -282,8 +286,8 @@ class ClassResult:
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """All measurements under a key. plans: those of A/B tests and of rivals as JSON, by fingerprint. seconds: that it
-    took, in all runs."""
+    """All measurements under a key. plans: those of A/B tests and of rivals as JSON, by fingerprint. seconds: measuring
+    time of all runs."""
 
     key: Key
     classes: tuple[ClassResult, ...] = ()
@@ -321,7 +325,7 @@ class TuneResult:
 
 
 def _times(pairs: Iterable[tuple[float, float]]) -> float:
-    """Speed of the second side relative to the first."""
+    """Speed of the second of each pair relative to the first, by the geometric mean."""
     return math.exp(fmean(math.log(first / second) for first, second in pairs))
 
 
@@ -347,13 +351,15 @@ def _texts(ab_test: ABTest) -> tuple[str, str]:
 
 
 def speed_interval(pairs: Sequence[tuple[float, float]], error: float) -> Ratio | None:
-    """How many times as fast the second side of the pairs of seconds is as the first; None: too few pairs to tell.
+    """The speed ratio of the second to the first in pairs of seconds, with an interval that is valid at every number of
+    pairs; None: too few pairs.
 
-    The logarithms of the pairs' ratios are taken for draws from one normal distribution. The interval inverts a mixture
-    of t-tests (Lai 1976; Wang and Ramdas 2024, "Anytime-valid t-tests"): the e-value of each mean m is a likelihood
-    ratio of "another mean" against "m", averaged over effect sizes and over all deviations. Its chance ever to reach
-    1/error is at most `error` where m is the truth. So the interval holds at all numbers of pairs together, in one run
-    or over several, and measuring may end as soon as it excludes 1.
+    Assumes that the logarithms of the ratios are draws from one normal distribution. The interval inverts a mixture of
+    t-tests (Lai 1976; Wang and Ramdas 2024, "Anytime-valid t-tests"): the e-value of a mean m is the likelihood ratio
+    of other means against m, averaged over effect sizes and standard deviations. If m is the true mean, its e-value
+    ever reaches 1/error with a probability of at most `error`. So the interval holds at all numbers of pairs together,
+    in one run or over several, and measuring may stop as soon as it excludes 1. (`oallama bench`, with a fixed number
+    of rounds, uses bench/stats.py speed_ratio instead.)
     """
     n = len(pairs)
     if n < 2:

@@ -426,7 +426,7 @@ def test_llama_bench_gets_the_workload_and_no_option_that_it_has_not() -> None:
 @pytest.mark.parametrize(
     ("refused", "says"),
     [
-        (lambda: words_of(laid(), plugin=None), "plug-in"),
+        (lambda: words_of(laid(), plugin=None), "plugin"),
         (lambda: words_of(laid(device="none")), "device"),
     ],
 )

@@ -56,8 +56,8 @@ from oallama.planner.placement import (
     Assignment,
     DeviceSplits,
     Placement,
+    operator_rows,
     placed_by_plan,
-    placements,
     whole_bytes,
 )
 from oallama.planner.policies.oato import oato
@@ -508,7 +508,9 @@ def test_what_is_priced_as_living_on_a_device_lives_there(n_expert: int, biased:
     border, n_layers = 5, model.n_layer + 1
     splits = (DeviceSplits(gg_bytes=1),) * 2
     placement = Placement(tuple(places), 1, device_layers=(border - 1, n_layers - border), splits=splits)
-    text = "".join(split_texts(problem.operators, placements(problem.operators, placement), 1, [SplitSettings()] * 2))
+    text = "".join(
+        split_texts(problem.operators, operator_rows(problem.operators, placement), 1, [SplitSettings()] * 2)
+    )
     told = {line.split()[1] for line in text.splitlines() if line.endswith(" resident")}
     priced = set[str]()
     for device, (part, own) in sliced_parts(problem, placement).items():

@@ -30,7 +30,7 @@ def ffn_block(**facts: object) -> tuple[BlockType, SliceRates]:
     problem = placer.problem("on")
     slicer = Slicer(problem, Workload(PROMPT, 32, 1024), pricing_of(problem), hot=bool(world.model.n_expert))
     blocks = slicer.blocks(operators_on_host(problem, slicer.workload))
-    return next(cost for block in blocks for cost in block.types if len(cost.gemms) > 1), slicer.on.rates
+    return next(cost for block in blocks for cost in block.types if len(cost.gemms) > 1), slicer.pricing.rates
 
 
 def with_hot(n_used: int = 4) -> tuple[BlockType, SliceRates]:

@@ -40,12 +40,12 @@ def experts_last(costs: Costs, operators: Sequence[Operator], first: int, budget
     return placed_whole(costs, [i in chosen for i in range(len(operators))], first) if chosen else cpu(costs)
 
 
-def copied_from(layers: CutBlocks, on: Pricing, most: int, also: Sequence[int] = ()) -> int | None:
+def copied_from(cut_blocks: CutBlocks, pricing: Pricing, most: int, also: Sequence[int] = ()) -> int | None:
     """The fewest tokens of a batch from which on, up to `most`, all of them take less on the device, with the weights
     copied there, than on the CPU. None: no batch does. also: batch sizes to look at."""
 
     def pays(n: int) -> bool:
-        return pass_seconds(layers, on, n, n) < pass_seconds(layers, on, n, 0)
+        return pass_seconds(cut_blocks, pricing, n, n) < pass_seconds(cut_blocks, pricing, n, 0)
 
     lengths = sorted({2**i for i in range(most.bit_length())} | {most, *(n for n in also if n <= most)})
     paying = list(takewhile(pays, reversed(lengths)))
@@ -73,20 +73,20 @@ def with_split(slicer: Slicer, whole: Placement, phase: Phase, budget: int, copi
     if not blocks:
         return None
     plain = [block.in_layout(PLAIN_LAYOUT) or slicer.fastest(block.types) for block in blocks]
-    layers = [(cost.in_split if cost.takes_n_g else cost, cost.all_host) for cost in plain]
+    cut_blocks = [(kind.in_split if kind.takes_n_g else kind, kind.all_host) for kind in plain]
     workload = slicer.workload
     lengths = [p.n_tokens for p in passes(workload, "mixed")]
     most = workload.largest_batch
-    table = token_table(copied_from(layers, slicer.on, most, lengths) if copies else None, most)
-    staging = staging_bytes(layers, slicer.on.streaming, most, most_n_g(table, most))
+    table = token_table(copied_from(cut_blocks, slicer.pricing, most, lengths) if copies else None, most)
+    staging = staging_bytes(cut_blocks, slicer.pricing.streaming, most, most_n_g(table, most))
     if staging > budget:
         return None
-    return slicer.placed(whole, slicer.priced(blocks, layers, table, staging=staging), phase)
+    return slicer.placed(whole, slicer.priced(blocks, cut_blocks, table, staging=staging), phase)
 
 
 @policy(
     "fiddler", "everything but experts on the device, experts copied for large batches", streams=True,
-    published="Fiddler's choice by tokens is made for all experts of a batch at once, not for each expert",
+    caveat="Fiddler's choice by tokens is made for all experts of a batch at once, not for each expert",
 )  # fmt: skip
 def fiddler(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     """Placements with experts computed by the CPU, with and without the split back end, and with experts copied: the

@@ -17,9 +17,9 @@ from oallama.planner.problem import Problem
 from oallama_contrib.policies.modules import Module, modules_in, place_modules
 
 
-def streamed(cost: BlockType) -> Cut:
+def streamed(kind: BlockType) -> Cut:
     """All of a block, CG = 1."""
-    return Cut(0, cost.block.extent, 0)
+    return Cut(0, kind.block.extent, 0)
 
 
 def order(found: Sequence[Module]) -> list[int]:
@@ -49,7 +49,7 @@ def _reversed_bits(number: int, n_bits: int) -> int:
 
 @policy(
     "flexgen", "all weights that are not on the device streamed to it", streams=True,
-    published="only FlexGen's weight placement: not its attention on the CPU, its batch schedule or its linear "
+    caveat="only FlexGen's weight placement: not its attention on the CPU, its batch schedule or its linear "
     "program",
 )  # fmt: skip
 def flexgen(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:

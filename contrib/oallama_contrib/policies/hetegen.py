@@ -36,9 +36,9 @@ class Balance:
     seconds: float
 
 
-def balance(cost: BlockType, on: Pricing) -> Balance:
+def balance(kind: BlockType, pricing: Pricing) -> Balance:
     """ᾱ of a block with one token, and T̄_CPU."""
-    return _balance(cost.gemms, on.rates)
+    return _balance(kind.gemms, pricing.rates)
 
 
 @lru_cache(maxsize=256)
@@ -66,21 +66,21 @@ def _balance(gemms: Gemms, rates: SliceRates) -> Balance:
     return Balance(low, cpu_s(low))
 
 
-def cut(cost: BlockType, on: Pricing) -> Cut:
+def cut(kind: BlockType, pricing: Pricing) -> Cut:
     """The cut nearest to ᾱ of those that are possible: CC of 1 - ᾱ, CG of ᾱ."""
-    extent, step = cost.block.extent, cost.block.step
-    cc = min(round((1 - balance(cost, on).alpha) * extent / step) * step, extent)
+    extent, step = kind.block.extent, kind.block.step
+    cc = min(round((1 - balance(kind, pricing).alpha) * extent / step) * step, extent)
     return Cut(cc, extent - cc, 0)
 
 
-def order(found: Sequence[Module], on: Pricing) -> list[int]:
+def order(found: Sequence[Module], pricing: Pricing) -> list[int]:
     """What is no module of a layer first, as the paper leaves it on the GPU (section 4.2); then by falling
     g = T̄_CPU(ᾱ) / M (Eq. 13), earlier ones of equals first."""
 
     def gain(module: Module) -> float:
         if module.layer is None:
             return float("inf")
-        return (module.cpu_s if module.cut is None else balance(module.cut[0], on).seconds) / module.bytes
+        return (module.cpu_s if module.cut is None else balance(module.cut[0], pricing).seconds) / module.bytes
 
     gains = [gain(module) for module in found]
     return sorted(range(len(found)), key=lambda i: (-gains[i], i))
@@ -88,10 +88,12 @@ def order(found: Sequence[Module], on: Pricing) -> list[int]:
 
 @policy(
     "hetegen", "every linear operator on both sides at once", streams=True,
-    published="only HeteGen's shares and promotion: weights are pinned at load, not while it runs, and gate, up and "
+    caveat="only HeteGen's shares and promotion: weights are pinned at load, not while it runs, and gate, up and "
     "down whose shares are equal are joined once",
 )  # fmt: skip
 def hetegen(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
-    on = budget.slicer(budget.workload).on
-    slicer, base, found = modules_in(problem, budget, partial(cut, on=on))
-    yield place_modules(slicer, found, order(found, on), base, budget.costs, budget.request.phase, *budget.cut_bytes())
+    pricing = budget.slicer(budget.workload).pricing
+    slicer, base, found = modules_in(problem, budget, partial(cut, pricing=pricing))
+    yield place_modules(
+        slicer, found, order(found, pricing), base, budget.costs, budget.request.phase, *budget.cut_bytes()
+    )

@@ -55,11 +55,11 @@ def modules(
     }
     found: dict[int, Module] = {}
     for block in slicer.blocks(base, cuts=[cuts.get(i) for i in range(len(operators))]):
-        members, cost = block.operators, slicer.fastest(block.types)
+        members, kind = block.operators, slicer.fastest(block.types)
         layer = operators[members[0]].layer
         if layer is not None:
-            cut = (cost, cuts[members[0]])
-            found[members[0]] = Module(members, layer, cost.block.bytes, cost.gemms.cpu_s(1.0, 1), cut)
+            cut = (kind, cuts[members[0]])
+            found[members[0]] = Module(members, layer, kind.block.bytes, kind.gemms.cpu_s(1.0, 1), cut)
     inside = {i for module in found.values() for i in module.operators}
     for i, (operator, whole) in enumerate(zip(operators, costs.operators, strict=True)):
         if i not in inside and not base.on_device[i] and whole.t_gpu_s is not None:
@@ -126,10 +126,10 @@ def placed_modules(
         return whole
     by_operator = {i: cut for members, cut in cuts.items() for i in members}
     blocks = slicer.blocks(whole, cuts=[by_operator.get(i) for i in range(len(on_device))])
-    layers = [
-        (cost, cuts.get(block.operators, cost.all_host)) for block in blocks for cost in [slicer.fastest(block.types)]
+    cut_blocks = [
+        (kind, cuts.get(block.operators, kind.all_host)) for block in blocks for kind in [slicer.fastest(block.types)]
     ]
-    return slicer.placed(whole, slicer.priced(blocks, layers, staging=staging), phase)
+    return slicer.placed(whole, slicer.priced(blocks, cut_blocks, staging=staging), phase)
 
 
 def _with_slots(slicer: Slicer, found: Sequence[Module], budget: int) -> Sequence[Module]:
@@ -145,18 +145,18 @@ def _with_slots(slicer: Slicer, found: Sequence[Module], budget: int) -> Sequenc
 def on_cpu(module: Module) -> Module:
     """The module, none of it streamed."""
     assert module.cut is not None
-    cost, _ = module.cut
-    return replace(module, cut=(cost, cost.all_host))
+    kind, _ = module.cut
+    return replace(module, cut=(kind, kind.all_host))
 
 
 def staging_of(slicer: Slicer, found: Sequence[Module]) -> int:
     """Bytes of the device that the cuts of these modules need beside weights."""
-    layers: list[tuple[BlockType, Cut]] = []
+    cut_blocks: list[tuple[BlockType, Cut]] = []
     before = -1
     for module in found:
         if module.cut is not None:
-            cost, cut = module.cut
+            kind, cut = module.cut
             follows = module.operators[0] == before + 1
-            layers.append((cost if follows or not cost.block.behind else cost.behind(""), cut))
+            cut_blocks.append((kind if follows or not kind.block.behind else kind.behind(""), cut))
             before = module.operators[-1]
-    return staging_bytes(layers, slicer.on.streaming, slicer.workload.largest_batch, 0)
+    return staging_bytes(cut_blocks, slicer.pricing.streaming, slicer.workload.largest_batch, 0)

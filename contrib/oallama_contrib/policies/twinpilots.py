@@ -168,7 +168,7 @@ def _or_inf(seconds: float | None) -> float:
 
 @policy(
     "twinpilots", "whole operators on either side, with the least makespan", streams=True,
-    published="TwinPilots' plan for one workload: without history, and without planning while it runs",
+    caveat="TwinPilots' plan for one workload: without history, and without planning while it runs",
 )  # fmt: skip
 def twinpilots(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     """The modules on the sides of the least makespan, which the placement's notes say."""
@@ -219,10 +219,10 @@ def _operation(
     device_s = sum(cost.t_gpu_s for cost in costs_of_module if cost.t_gpu_s is not None)
     loaded_s = 0.0
     if module.cut is not None:
-        cost, line = module.cut[0], slicer.on.rates.weights
+        kind, line = module.cut[0], slicer.pricing.rates.weights
         for p in costs.passes:
-            rows = p.n_outputs if cost.outputs_only else p.n_tokens
-            loaded_s += p.count * line.seconds(cost.gemms.read_bytes(1.0, rows)) if rows else 0.0
+            rows = p.n_outputs if kind.outputs_only else p.n_tokens
+            loaded_s += p.count * line.seconds(kind.gemms.read_bytes(1.0, rows)) if rows else 0.0
     layer = costs.graph.operator_layer[module.operators[0]]
     return Operation(
         module.bytes,

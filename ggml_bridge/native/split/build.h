@@ -1,8 +1,8 @@
-// A build: a program in the making, and where its nodes find their sources.
+// The Build: state shared by the builders while build_program makes a program.
 //
-// build_program (program.cpp) hands each node of a sub-graph to the builder of its state (build_cut.h, build_routed.h),
-// phase by phase. All of them add tensors to one Build: the program, the phase at hand, and each value's tensor on each
-// side. They live while a program is built.
+// build_program (program.cpp) gives each node of a sub-graph to the builder of its state (build_cut.h, build_routed.h),
+// phase by phase. All builders add tensors to one Build: the program, the present phase, and each value's tensor on
+// each side.
 
 #pragma once
 
@@ -15,12 +15,12 @@ namespace oallama {
 constexpr std::array<Side, n_sides> all_sides    = {side_host, side_stream, side_device, side_prime};
 constexpr std::array<Side, 3>       device_sides = {side_stream, side_device, side_prime};
 
-// Marks a tensor that the device is sent before it computes a graph. Its memory stays its own until the graph ends:
-// ggml's allocator frees a leaf behind its last reader, and CUDA's fused kernels read one for longer than that.
+// Marks a tensor that is sent to the device before a graph, so that its memory is not reused until the graph ends:
+// ggml's allocator frees a leaf after its last reader, but CUDA's fused kernels may read it later.
 void keep_sent(ggml_tensor * tensor);
 
 struct Build {
-    // A value's tensor on each side; NULL: nothing of it there.
+    // A value's tensor on each side; NULL: the side has no part of it.
     using Sides = std::array<ggml_tensor *, n_sides>;
 
     Build(const ggml_cgraph * sub_graph, const Values & found, Program & made)
@@ -29,14 +29,14 @@ struct Build {
     const ggml_cgraph * graph;
     const Values &      values;
     Program &           program;
-    Phase               phase; // at hand
+    Phase               phase; // the present one
 
-    // Nodes of the device's graph in the phase at hand: results in GG, in CG and in CG', and sums with them.
+    // Nodes of the device's graph in the present phase: results of GG, CG and CG', and their sums.
     std::array<std::vector<ggml_tensor *>, n_sides> device_nodes;
     std::vector<ggml_tensor *>                      lift_nodes; // what makes results whole in device memory
 
-    // Of the weights that the phase streams: the ids of the experts, NULL: all are copied; and how many experts each
-    // has.
+    // Of the weights that the phase streams: the ids that choose the experts to copy (NULL: copy all), and the number
+    // of experts of each weight.
     const ggml_tensor * chosen_by = nullptr;
     int64_t             n_expert  = 0;
 
@@ -64,18 +64,17 @@ struct Build {
     // tokens: of which it is read.
     ggml_tensor * mirrored_on_host(int i, int s, Tokens tokens = {});
 
-    // A mirrored value on the device, sent when the phase begins unless it is there.
+    // A mirrored value on the device; sent when the phase begins, unless it is there already.
     ggml_tensor * mirrored_on_device(int i, int s, Tokens tokens, int64_t begin, int64_t count);
 
-    // A tensor of llama.cpp's as the device's graph sees it. Not the allocator's: it has an address, if not yet the
-    // right one.
+    // A tensor of llama.cpp's in the device's graph. It has an address (set again before each run), so that the
+    // allocator leaves it alone.
     ggml_tensor * whole_on_device(const ggml_tensor * tensor, Origin origin);
 
     ggml_tensor * view_on_device(ggml_tensor * of, const std::array<int64_t, GGML_MAX_DIMS> & ne, const size_t * nb,
                                  size_t at);
 
-    // Whether kernels can read a tensor of the device's from here on: to some, such as Vulkan's mul-mats, memory may
-    // not be given from just anywhere. A few experts' numbers are soon misaligned.
+    // Whether an offset into device memory is aligned for kernels, as e.g. Vulkan's mul-mats need.
     bool is_aligned(size_t at) const;
 
     ggml_tensor * copy_header(const ggml_tensor * node, const int64_t * ne);
@@ -85,10 +84,10 @@ struct Build {
 
     ggml_tensor * stage(ggml_tensor * tensor);
 
-    // Bytes into the host's memory, for what is packed or comes back.
+    // Reserves the Host's memory for an upload or a download; returns its offset.
     size_t take_staging(const ggml_tensor * tensor);
 
-    // Views on the host follow what they are views of; those on the device are the allocator's.
+    // Keeps a view: host views get their addresses from their sources, device views from the allocator.
     ggml_tensor * keep_view(ggml_tensor * view, Side side);
 
     // Elements [begin, begin + n) of each row of some tokens.

@@ -1,9 +1,10 @@
 // The device side of a context: its streams, and memory for activations.
 //
 // A context has one DeviceSide for each device (run.h), whose functions are called by the thread that computes its
-// graphs. One stream computes. Inputs come to the host on another, beside it: when a phase begins, all that it reads of
-// llama.cpp's is there, and it writes over none before the host has it. Weights come on a third (stream.h). Memory for
-// activations belongs to all programs of the context and the device, of which one runs at a time.
+// graphs. It has three streams of the device: one computes; one copies inputs of blocks that live on the device to the
+// host, concurrently, as these inputs are complete when a phase begins and not overwritten before the host has them;
+// one copies weights (stream.h). Memory for activations is shared by all programs on the device, of which one runs at a
+// time.
 
 #pragma once
 
@@ -12,12 +13,12 @@
 
 namespace oallama {
 
-// When weights may be sent to a device: between its small copies.
+// State from one phase to the next: which copies of weights may be requested now.
 struct Turns {
     SmallCopies small_copies;         // to the device
-    Phase *     last_phase = nullptr; // that ended, until the next one is launched
-    size_t      slot       = no_slot; // that the device computes with
-    size_t      foreseen   = 0;       // the next streamed block's, of a graph that is prepared
+    Phase *     last_phase = nullptr; // the phase that ended last, until the next one is launched
+    size_t      slot       = no_slot; // the slot with which the device computes
+    size_t      foreseen   = 0;       // the slot of the next streamed block, while a graph is prepared
     int64_t     streamed   = 0;       // tokens of the last program that streamed
 
     void forget_copies();
@@ -35,31 +36,31 @@ class DeviceSide {
 
     const char * name() const { return ggml_backend_dev_name(device_); }
 
-    // Gives a program's device tensors their memory, which all programs share since one runs at a time. True where that
-    // memory moved: then every other program's tensors are void. Throws OALLAMA_NO_MEMORY, and then they are as well.
-    // slot: of the ring, for the first block that it streams.
+    // Gives a program's device tensors memory, which all programs share since one runs at a time. Returns true if that
+    // memory moved: then the tensors of all other programs are invalid; so they are if it throws OALLAMA_NO_MEMORY.
+    // slot: the slot of the ring for the program's first streamed block.
     bool allocate(Program & program, size_t slot);
 
     ggml_backend_t backend() const { return compute_.get(); }
 
     void synchronize() const { ggml_backend_synchronize(compute_.get()); }
 
-    // The stream of inputs: that of what is computed where the device has no events, as it is waited for anyway.
+    // The stream that copies inputs to the host; without events the stream that computes, as the thread waits anyway.
     ggml_backend_t fetching() const { return fetching_ ? fetching_.get() : compute_.get(); }
 
     // Waits for what was queued on either stream.
     void finish() const;
 
-    // Marks the inputs that are queued now, to be waited for. False: the device has no events.
+    // Records an event behind the queued inputs, for await_mark. False: the device has no events.
     bool mark();
     void await_mark() const { ggml_backend_event_synchronize(mark_.get()); }
 
     bool has_events() const { return mark_ != nullptr; }
 
-    // The stream of weights, where something is streamed.
+    // The stream of weights, once a program streams.
     bool     streams() const { return stream_ != nullptr; }
     Stream & stream() const { return *stream_; }
-    Stream & stream(const StreamSpec & spec); // made by whoever needs it first
+    Stream & stream(const StreamSpec & spec); // creates it on first use
 
     // The slot of the ring that the next streamed block takes.
     size_t next_slot() const { return streams() ? stream_->next_slot() : 0; }
@@ -67,12 +68,12 @@ class DeviceSide {
     // NULL: no program has experts that may move.
     Exchange * exchange() const { return exchange_.get(); }
 
-    // Asks for streamed weights until the next small copy is due, unless the batch has another size than the one that
-    // streamed last: decode may stream nothing, and needs no weights of a prompt. Then for experts that take other's
-    // places. n_tokens: of the program that runs, or ran last.
+    // Requests streamed weights up to the next small copy, if the batch has the size of the last one that streamed
+    // (decode may stream no weights, and needs none of a prompt's). Then requests experts to exchange. n_tokens: of the
+    // program that runs, or ran last.
     void ask_ahead(Time until, int64_t n_tokens);
 
-    // Called where llama.cpp asks for an input that the device has been told to compute.
+    // Called when llama.cpp waits for an input that the device was given to compute.
     void computes_input(int64_t n_tokens);
 
     Turns turns;

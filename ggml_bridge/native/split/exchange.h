@@ -1,16 +1,16 @@
-// Exchange: experts on their way to slots of the device, behind what tokens need and beside it.
+// Exchange: copies experts to slots of the device, while the link is idle and when a batch misses them.
 //
-// When a block has been computed, the move that its table finds due (expert_table.h) is copied on the stream of copies
-// while the link has nothing else to do: in pieces, and no more of them than it can have made when the next activation
-// is due (stream.h). Where it never has time, nothing moves, and nothing waits.
+// Idle: when a block has been computed, the move that its table finds due (expert_table.h) is copied on the stream of
+// weights while the link has nothing else to do: in pieces, and only as many as the link can copy before the next
+// activation is due (stream.h). If the link is never idle, no expert moves, and nothing waits.
 //
-// When a block is launched, a batch's missed experts are shared between the link and the host: of x that are fetched,
-// into the slots of the least used experts, the device computes the rows; the host computes the others meanwhile. x is
-// such that both end together, by the link's speed and what a row took the host before (ScheInfer, Eq. 13, for
-// experts). Several tokens use more experts than there are slots: then slots serve one expert after the other, each
-// copied once the device has computed with the one before.
+// Missed: when a block is launched, the batch's missed experts are divided between link and host. x of them are fetched
+// into the slots of the least used experts, and the device computes their rows; the host computes the others meanwhile.
+// x is chosen so that both end together, by the link's speed and the host's recent time per row (ScheInfer, Eq. 13, for
+// experts). Several tokens may use more experts than there are slots: then a slot serves several experts in sequence,
+// each copied once the device has computed with the one before.
 //
-// A context has one Exchange (run.h), which one thread at a time uses.
+// A DeviceSide has one Exchange, which one thread at a time uses.
 
 #pragma once
 

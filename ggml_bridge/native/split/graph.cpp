@@ -72,15 +72,14 @@ bool is_weighting(const ggml_tensor * op) {
            weights->ne[2] == experts->ne[2] && weights->ne[3] == 1 && experts->ne[3] == 1;
 }
 
-// The results of every token's expert of one rank, [n, n_tokens], as llama.cpp views them to add them up.
+// The results of one rank of all tokens' experts, [n, n_tokens], as llama.cpp views them to add them up.
 bool is_rank_view(const ggml_tensor * view, const ggml_tensor * experts) {
     return view->op == GGML_OP_VIEW && view->src[0] == experts && experts->view_src == nullptr && experts->ne[3] == 1 &&
            view->ne[0] == experts->ne[0] && view->ne[1] == experts->ne[2] && view->ne[2] == 1 && view->ne[3] == 1 &&
            view->nb[0] == experts->nb[0] && view->nb[1] == experts->nb[2] && view->view_offs % experts->nb[1] == 0;
 }
 
-// The experts' results of which an addition ends the sum of the first ranks, ((0 + 1) + 2) and so on; NULL: it ends
-// none.
+// The experts' results, if this addition is a step of their sum over ranks, ((0 + 1) + 2) and so on; else NULL.
 const ggml_tensor * summed_by(const ggml_tensor * op) {
     if (op->op != GGML_OP_ADD || op->src[1]->op != GGML_OP_VIEW) {
         return nullptr;
@@ -98,7 +97,7 @@ const ggml_tensor * summed_by(const ggml_tensor * op) {
     return experts;
 }
 
-// Whether this adds the biases of experts, in host memory, to the results of a mul-mat by them of which some are hot.
+// Whether this adds biases of experts, in host memory, to the results of a mul-mat by experts some of which are hot.
 bool is_bias_of_hot(const ggml_tensor * op) {
     if (op->op != GGML_OP_ADD_ID || op->src[0]->op != GGML_OP_MUL_MAT_ID || op->src[0]->src[2] != op->src[2]) {
         return false;
@@ -109,8 +108,8 @@ bool is_bias_of_hot(const ggml_tensor * op) {
            ggml_is_contiguous(bias) && bias->ne[0] == op->ne[0] && bias->ne[1] == slice->e && is_on_host(bias);
 }
 
-// The state of an operation's result: that of its first source where the operation keeps it, else mirrored. of: the
-// state of a source, by its number; reads: whether source 1 is mirrored when the operation is computed.
+// The state of an operation's result: that of its first source if the operation keeps it, else mirrored. of: the state
+// of a source, by its number; reads: whether source 1 is mirrored when the operation is computed.
 template <typename Of, typename Reads> State kept(const ggml_tensor * op, const Of & of, const Reads & reads) {
     const bool elementwise = op->op == GGML_OP_GLU || is_unary(op->op) || is_binary(op->op);
     if (!elementwise && op->op != GGML_OP_VIEW && op->op != GGML_OP_ADD_ID) {
@@ -141,8 +140,8 @@ bool is_planned_in(const ggml_tensor * mul_mat, ggml_backend_dev_t memory) {
     return slice != nullptr && plan_of(mul_mat->src[0])->memory_of(*slice) == memory;
 }
 
-// axis_0 for a value that a mul-mat of ours, cut by rows, in this memory leads to by operations that keep the cut; hot
-// experts' rows are treated alike. Else mirrored.
+// axis_0 for a result of a mul-mat by a planned weight cut by rows, followed by operations that keep the cut, in this
+// memory; the same for rows of hot experts. Else mirrored.
 State planned_state(const ggml_tensor * tensor, ggml_backend_dev_t memory, int depth = 0) {
     if (depth > max_depth) {
         return State::mirrored;
@@ -160,8 +159,8 @@ State planned_state(const ggml_tensor * tensor, ggml_backend_dev_t memory, int d
     return kept(tensor, of, is_weight);
 }
 
-// The weighting of experts' results of which each side has a part, or a step of their sum, where they are many enough
-// to be added up before they come back: that costs the device kernels, and the routing weights are sent to it.
+// Whether this is the weighting of experts' results, or a step of their sum, and they are large enough to be added up
+// before they are copied back: that costs kernels on the device, and the routing weights are sent there.
 bool adds_experts(const ggml_tensor * op, ggml_backend_dev_t memory) {
     const ggml_tensor * experts = is_weighting(op) ? op : summed_by(op);
     if (experts == nullptr) {
@@ -229,7 +228,7 @@ int32_t n_uses(const ggml_cgraph * graph, const ggml_tensor * node) {
     return INT32_MAX;
 }
 
-// llama.cpp reads node i after this sub-graph, so it has to be mirrored.
+// Whether llama.cpp reads node i after this sub-graph, so that it must be mirrored.
 bool read_outside(const ggml_cgraph * graph, int i) {
     const ggml_tensor * node = graph->nodes[i];
     if ((node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 || i == graph->n_nodes - 1) {
@@ -247,15 +246,15 @@ bool reads(const ggml_tensor * reader, const ggml_tensor * node) {
     return std::find(std::begin(reader->src), std::end(reader->src), node) != std::end(reader->src);
 }
 
-// Whether one node reads this one, and nothing outside.
+// Whether exactly one node of this sub-graph, and none outside, reads this node.
 bool is_read_once(const ggml_cgraph * graph, int i) {
     const auto n_readers = std::count_if(graph->nodes + i + 1, graph->nodes + graph->n_nodes,
                                          [&](const ggml_tensor * node) { return reads(node, graph->nodes[i]); });
     return n_readers == 1 && !read_outside(graph, i);
 }
 
-// The node that ends the sum of all ranks of what a weighting gives, which nothing else reads; -1: none. All nodes
-// between are steps of it.
+// The node that ends the sum over ranks of a weighting's result, if no other node reads that result; else -1. All nodes
+// between are steps of the sum.
 int find_sum(const ggml_cgraph * graph, int weighting) {
     const ggml_tensor * experts = graph->nodes[weighting];
     const int64_t       n_steps = 2 * experts->ne[1]; // the weighting, a view of each rank, and one addition less
@@ -294,7 +293,7 @@ class Finder {
         for (int i = 0; i < graph_->n_nodes; i++) {
             Value & v = value(i);
             v.wanted  = v.wanted || read_outside(graph_, i);
-            v.phase   = phase_; // never an earlier one, so that memory ggml reuses is free by then
+            v.phase   = phase_; // phases never go back, so that memory that ggml reuses is free by then
             classify(i, v);
         }
         // a view is mirrored only if what it is a view of is
@@ -332,7 +331,7 @@ class Finder {
     void classify(int i, Value & v) {
         const ggml_tensor * node = graph_->nodes[i];
         const int           from = inside(i, 0);
-        if (is_view(node->op)) { // computes nothing, so that it never begins a phase
+        if (is_view(node->op)) { // a view never begins a phase
             if (from >= 0 && v.state != State::term) {
                 v.phase            = value(from).phase;
                 v.host_ready       = value(from).host_ready;
@@ -356,7 +355,7 @@ class Finder {
         phase_       = v.phase;
     }
 
-    // Whether the node's value is in the state of its first source, and cut or routed as that is.
+    // Whether the node's value has the state of its first source, with the same cut or routing.
     bool keeps_state(int i, Value & v) {
         const ggml_tensor * node  = graph_->nodes[i];
         const auto          of    = [&](int s) { return state_of(i, s, v); };
@@ -375,8 +374,8 @@ class Finder {
         return true;
     }
 
-    // Whether an operation keeps the state of its first source, a, cut or routed as that is. b: source 1, where it is
-    // in the same state; NULL: it is a bias, a scale or routing weights, or there is none.
+    // Whether an operation keeps the state of its first source a, with the same cut or routing. b: source 1, if it has
+    // the same state; NULL: a bias, a scale, routing weights, or no source 1.
     bool fits(int i, State state, const Value & a, const Value * b) const {
         const ggml_tensor * node   = graph_->nodes[i];
         const ggml_tensor * x      = node->src[0];
@@ -441,7 +440,7 @@ class Finder {
         want_mirrored(i, 1, v, true);
     }
 
-    // Routing weights times routed rows of which nothing but the sum over all ranks is read.
+    // Routing weights times routed rows, if only their sum over all ranks is read.
     bool is_summed(int i, Value & v) {
         const ggml_tensor * node = graph_->nodes[i];
         if (!fuse_ || !is_weighting(node) || node->type != GGML_TYPE_F32 || state_of(i, 0, v) != State::routed) {
@@ -464,7 +463,7 @@ class Finder {
         return true;
     }
 
-    // Rows that lie as another value's do.
+    // A value routed as another one.
     static void take_routing(Value & v, const Value & source) {
         v.state     = State::routed;
         v.routed_by = source.routed_by;
@@ -480,7 +479,7 @@ class Finder {
                weight_of(left->src[0])->slice().hot == weight_of(right->src[0])->slice().hot;
     }
 
-    // A value that is cut as another is.
+    // A value cut as another one.
     static void take_cut(Value & v, const Value & source) {
         v.state     = State::axis_0;
         v.cc        = source.cc;
@@ -491,7 +490,7 @@ class Finder {
         v.n_g       = source.n_g;
     }
 
-    // n_g of a mul-mat: by the plan's table where the device can be sent CC, and ne[] has a dimension of tokens.
+    // n_g of a mul-mat: by the plan's table, if CC can be sent to the device, and ne[] has a dimension of tokens.
     static void assign_tokens(const ggml_tensor * node, Value & v) {
         const bool routed = node->op == GGML_OP_MUL_MAT_ID;
         v.token_dim       = routed ? 2 : 1;
@@ -502,7 +501,8 @@ class Finder {
         }
     }
 
-    // Source s of node i is read mirrored: on the host, or on the device too, which gets it when a phase begins.
+    // Notes that source s of node i is read mirrored: on the host, or also on the device, to which it is sent when a
+    // phase begins.
     void want_mirrored(int i, int s, Value & v, bool sent) {
         const int from = inside(i, s);
         if (from < 0) {

@@ -3,28 +3,26 @@
 // States are named as ggml-backend-meta names those of its tensors. A value is
 //
 //     mirrored  whole: on the host, and on the device once it is sent there
-//     axis_0    cut along ne[0]: the first CC elements of each row on the host, the others on the device. A mul-mat by
-//     a
-//               weight cut by rows makes one; element-wise operations keep it (gate, up, GLU)
-//     partial   whole on both sides, to be added: a mul-mat by a weight cut along K makes one out of one cut along
-//     ne[0]
-//               (down), and what is linear keeps it: experts' results times the routing weights, and their sum
-//     routed    rows of tokens' experts, [n, n_used, n_tokens], each on the side that computes its expert: a mul-mat by
-//               a weight with hot experts makes one, and what works row by row keeps it (gate, up, GLU, down)
-//     term      routing weights times routed rows, one rank of them, or a part of their sum: nothing is computed
-//     sum       of all terms: both sides' rows are weighted and added up when the phase ends
+//     axis_0    cut along ne[0]: the first CC elements of each row are on the host, the others on the device. Result of
+//               a mul-mat by a weight cut by rows (gate, up); element-wise operations keep it (GLU)
+//     partial   a full-size addend on each side. Result of a mul-mat by a weight cut along K with an axis_0 input
+//               (down); linear operations keep it: experts' results times the routing weights, and their sum
+//     routed    rows of tokens' experts, [n, n_used, n_tokens], each on the side that computes its expert. Result of a
+//               mul-mat by a weight with hot experts; row-wise operations keep it (gate, up, GLU, down)
+//     term      routing weights times routed rows, one rank of them, or a part of their sum: not computed by itself
+//     sum       the sum of all terms: both sides' rows are weighted and added up when the phase ends
 //
-// `kept` (graph.cpp) says once which operation keeps which state. ggml asks for it operation by operation before
-// there is a graph (`claims`, by what the plan says); find_values, which a program is built from, asks for each node of
-// a sub-graph, by where weights have come to lie.
+// `kept` (graph.cpp) is the only place that says which operation keeps which state. It is used twice: by `claims`, when
+// ggml asks operation by operation before there is a graph, with the plan's cuts; and by find_values, for each node of
+// a sub-graph, with the cuts as loaded.
 //
-// The device computes all of the last n_g tokens of an axis_0 or partial value: in CG' it has the elements that the
-// host has of the other tokens.
+// Of the last n_g tokens of an axis_0 or partial value the device computes all elements: CG' are those that the host
+// computes of the other tokens.
 //
-// The host side of an axis_0 value lies in the memory that llama.cpp gave the original, packed at its front. Where the
-// whole is wanted, its rows move to their places when the phase ends.
+// The host side of an axis_0 value is packed at the front of the memory that llama.cpp gave the original. If the whole
+// value is wanted, its rows move to their places when the phase ends.
 //
-// Nothing here is kept between calls; sub-graphs and their tensors are llama.cpp's.
+// These functions keep no state; sub-graphs and their tensors are llama.cpp's.
 
 #pragma once
 
@@ -39,18 +37,18 @@ namespace oallama {
 // operations
 //
 
-// Whether the split backend computes this operation in this device's memory, or, NULL, in the host's (supports_op of
+// Whether the split back end computes this operation in this device's memory, or, NULL, in the host's (supports_op of
 // ggml's device interface).
 bool claims(const ggml_tensor * op, ggml_backend_dev_t memory);
 
-bool is_view(ggml_op op); // computes nothing
+bool is_view(ggml_op op); // no computation
 bool is_mul_mat(ggml_op op);
 
 // The slice that a weight's plan names; NULL: the weight has no plan, or is not in it.
 const SliceSpec * planned(const ggml_tensor * weight);
 
-// Whether so many bytes of experts' results, [n, n_used, n_tokens], need not come back where they are added up before,
-// that the weight's plan has it done.
+// Whether the plan wants experts' results, [n, n_used, n_tokens], added up on the device: if that saves copying back
+// as many bytes as the plan's `sum`.
 bool are_many(const ggml_tensor * experts, const ggml_tensor * weight);
 
 // Whether a tensor lies in host memory. What llama.cpp has not allocated yet does not.

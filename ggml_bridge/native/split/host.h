@@ -1,8 +1,8 @@
-// The host side of a context: ggml's CPU backend, its threads, and memory for what the host makes for itself.
+// The host side of a context: ggml's CPU backend, its threads, and memory for values that only the host needs.
 //
-// A context has one Host (run.h), whose functions are called by the thread that computes its graphs. Work beside
-// graphs, such as joining results, is shared among the same threads. The memory belongs to the programs of the context,
-// of which one runs at a time.
+// A context has one Host (run.h), whose functions are called by the thread that computes its graphs. Other work, such
+// as joining results, is divided among the same threads. The memory is shared by all programs of the context, of which
+// one runs at a time.
 
 #pragma once
 
@@ -14,10 +14,10 @@
 
 namespace oallama {
 
-// Memory of programs whose devices have the same pinned memory.
+// Host memory of the programs whose devices have the same type of pinned memory.
 struct Scratch {
-    ggml_backend_dev_t pinned_for = nullptr; // one of the devices; NULL: programs without a device alone have it
-    BufferPtr          buffer;               // plain, where there is no pinned memory
+    ggml_backend_dev_t pinned_for = nullptr; // one of the devices; NULL: for programs without a device
+    BufferPtr          buffer;               // plain memory if the device has no pinned memory
 };
 
 class Host {
@@ -34,24 +34,23 @@ class Host {
     int  n_threads() const { return n_threads_; }
     void set_abort_callback(ggml_abort_callback callback, void * data) { cpu_.set_abort_callback(callback, data); }
 
-    // Works on n items: all threads on a range [begin, end) each, as a node of a graph, where this many bytes pay for
-    // waking them; else this thread on all.
+    // Works on n items: each thread on a range [begin, end), as a node of a graph, if the number of bytes is worth
+    // waking the threads; else this thread on all.
     using Share = std::function<void(int64_t begin, int64_t end)>;
     void share(int64_t n, size_t bytes, const Share & work);
 
-    // Moves n items of equal size, which lie packed at the front of a tensor's memory, to their places: bytes from the
-    // front, increasing, and none before where the item lies.
+    // Moves n items of equal size, packed at the front of a tensor's memory, to their places. place: bytes from the
+    // front, increasing, and never before the item's present position.
     static void spread(char * data, int64_t n, size_t bytes_each, const std::function<size_t(int64_t item)> & place);
 
-    // Memory for what a program makes on the host, sends and receives, which programs share since one runs at a time.
-    // Pinned where the program has a device with such memory; devices have one together where their pinned memory is of
-    // one type.
+    // Reserves memory for a program's staged tensors, uploads and downloads, which programs share since one runs at a
+    // time. Pinned if the program's device has pinned memory; devices with the same type of it share one Scratch.
     void reserve(Program & program);
 
     // Gives a program's tensors their places in its memory, before each run.
     void place(const Program & program);
 
-    char * scratch() const; // that memory, where the program has some
+    char * scratch() const; // the memory of the program that runs
 
     // Whether that memory is the device's pinned one.
     bool is_pinned(ggml_backend_dev_t device) const;
@@ -59,7 +58,7 @@ class Host {
   private:
     Cpu                cpu_;
     int                n_threads_ = 0;
-    std::list<Scratch> scratches_;         // whose addresses programs have
+    std::list<Scratch> scratches_;         // programs keep pointers to these
     const Scratch *    scratch_ = nullptr; // of the program that runs
     ContextPtr         ctx_;               // of graph_
     ggml_cgraph *      graph_   = nullptr; // one node, which calls work_

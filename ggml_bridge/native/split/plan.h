@@ -1,4 +1,4 @@
-// A plan: what its text says (PlanSpec), and what loading made of it (LoadedPlan).
+// A plan: as its text says (PlanSpec), and as it was loaded (LoadedPlan).
 //
 // A weight [K, N, E] is cut along an axis into CC, CG and GG, in this order: rows cuts N, cols cuts K, halves cuts both
 // halves of N alike. Counts are elements along the axis; CC + CG + GG is its extent.
@@ -37,11 +37,11 @@ struct SliceSpec {
     int64_t              cg   = 0;
     int64_t              gg   = 0;
     std::string          layout;            // host buffer type of CC
-    bool                 takes_n_g = true;  // CC is for the device too, for n_g tokens
+    bool                 takes_n_g = true;  // the device may compute CC for n_g tokens
     bool                 resident  = false; // inputs and results are in the device's memory, not the host's
-    int64_t              chunk     = 0;     // tokens that are computed at the same time at most; 0: all
-    bool                 input_f32 = false; // llama.cpp has it read its input in F32, at no lower precision
-    std::vector<int32_t> hot;               // experts that the device has whole as well when it is loaded, by slot
+    int64_t              chunk     = 0;     // most tokens that are computed at a time; 0: all
+    bool                 input_f32 = false; // llama.cpp requires an F32 input
+    std::vector<int32_t> hot;               // experts that the device also holds after the load, by slot
     size_t               device = 0;        // which of the plan's
 
     int64_t extent() const { return axis == Axis::cols ? k : axis == Axis::rows ? n : n / 2; }
@@ -49,26 +49,26 @@ struct SliceSpec {
 
 constexpr int64_t max_slots = 64;
 
-// One entry of the table of n_g: of so many tokens in a batch, the device computes CC for the last n_g (CG').
+// One entry of the table of n_g: in a batch of this many tokens, the device computes CC for the last n_g (CG').
 struct TokenSplit {
     int64_t n_tokens;
     int64_t n_g;
 };
 
-// Settings by which CG is streamed.
+// Settings of the stream of CG.
 struct StreamSpec {
-    int64_t n_slots          = 2;    // of the ring that it is copied to
-    int64_t ring             = 0;    // bytes of the ring, more where one block needs more; 0: n_slots of the largest
+    int64_t n_slots          = 2;    // of the ring
+    int64_t ring             = 0;    // bytes of the ring, more if one block needs more; 0: n_slots largest blocks
     bool    ahead            = true; // copies of the next blocks begin while a block is computed
-    int64_t piece            = 0;    // bytes that are asked for at once at most; 0: any number
-    int64_t link_bytes_per_s = 0;    // 0: not known, no limit to what is asked for ahead
+    int64_t piece            = 0;    // most bytes of a request; 0: no limit
+    int64_t link_bytes_per_s = 0;    // 0: not known, so requests ahead have no limit
 };
 
 // Whether hot experts are exchanged for others while a model runs.
 enum class ExchangeMode {
-    off,   // those of the load stay
-    idle,  // while the link has nothing else to do
-    eager, // whatever the link has to do
+    off,   // the experts of the load stay
+    idle,  // while the link is idle
+    eager, // also while the link is busy
 };
 
 // Settings of a plan for one of its devices.
@@ -77,14 +77,14 @@ struct DeviceSpec {
     StreamSpec              stream;
     ExchangeMode            exchange = ExchangeMode::off;
     int64_t                 staging  = 0;     // bytes of the device that GG leaves for activations and the ring
-    bool                    twice    = false; // CC in a layout the device cannot read is kept in the plain one too
+    bool                    twice    = false; // CC in a repacked layout is kept in the plain one, too
     std::vector<TokenSplit> tokens;           // ascending; empty: n_g is 0
 };
 
 struct PlanSpec {
-    std::vector<DeviceSpec> devices{1};            // one at least
+    std::vector<DeviceSpec> devices{1};            // at least one
     bool                    counts    = false;     // how often tokens use each expert of its tensors
-    int64_t                 sum_bytes = INT64_MAX; // of experts' results: added up if that many need not come back
+    int64_t                 sum_bytes = INT64_MAX; // least bytes saved by adding up experts' results
     std::vector<SliceSpec>  slices;
 
     std::unordered_map<std::string, size_t> by_name; // positions in slices
@@ -95,7 +95,7 @@ struct PlanSpec {
         return found == by_name.end() ? nullptr : &slices[found->second];
     }
 
-    // The device beside which a slice is.
+    // The device of a slice's GG and CG.
     const DeviceSpec & device_of(const SliceSpec & slice) const { return devices[slice.device]; }
 };
 
@@ -119,7 +119,7 @@ class SplitWeight;
 
 class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
   public:
-    // owner: the inert device that the buffer type belongs to. Made by make_shared only.
+    // owner: the inert device that the buffer type belongs to. Create it with make_shared.
     LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner);
 
     ~LoadedPlan();
@@ -131,14 +131,14 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
 
     ggml_backend_buffer_type_t buft() { return buft_.get(); }
 
-    // The device of this number, that holds GG of its slices; NULL without any. Looked up when it is first needed:
-    // stock programs load their plugins before they connect to RPC servers. Throws OALLAMA_INVALID where it is missing.
+    // The device of this number, which holds GG of its slices; NULL without a device. Looked up when it is first
+    // needed: stock programs load plugins before they connect to RPC servers. Throws OALLAMA_INVALID if it is missing.
     ggml_backend_dev_t device(size_t number) const;
 
     // Looks all devices up. Throws as device().
     void find_devices() const;
 
-    // The device whose memory has what a mul-mat by this weight reads and gives; NULL: it is in host memory. Throws as
+    // The device in whose memory the input and the result of a mul-mat by this weight are; NULL: host memory. Throws as
     // device().
     ggml_backend_dev_t memory_of(const SliceSpec & slice) const;
 
@@ -148,8 +148,8 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     // The plan's slice of a tensor; a tensor it does not name is kept whole on the host.
     SliceSpec slice_of(const ggml_tensor * tensor) const; // throws OALLAMA_INVALID for another type or shape
 
-    // A buffer reports its load by these. A load is a buffer's life; when one begins and no other is under way, the
-    // problems of those before are forgotten.
+    // Called by a buffer for its load, which lasts until the buffer is freed. When a load begins and no other one
+    // exists, earlier problems are forgotten.
     void begin_load();
     void end_load();
     void report(const SplitWeight & weight, bool loaded); // when it is loaded, and, false, when it is freed

@@ -1,13 +1,13 @@
-// Programs: a sub-graph of llama.cpp's graph, prepared for two processors.
+// Programs: a sub-graph of llama.cpp's graph, prepared for the CPU and a device.
 //
-// Work is done in phases. A phase sends the mirrored values that its device side needs, starts the device, computes the
-// host side meanwhile, and joins what the next phase or llama.cpp needs whole. A feed-forward block is one phase.
-// Only addresses change from call to call; all else is prepared once for a shape and reused.
+// A program runs in phases. A phase sends the mirrored values that its device side needs, starts the device, computes
+// the host side meanwhile, and joins the values that the next phase or llama.cpp needs whole. A feed-forward block is
+// one phase. From call to call only addresses change; everything else is prepared once per shape and reused.
 //
-// Ownership. Tensor headers and both graphs are the program's (`ctx`). Tensors of ours on the host have the memory
-// of llama.cpp's (`bindings`), or the Host's (`staged`); those on the device have the memory of weights, of the ring
-// (`streamed`), of llama.cpp's tensors there (`bindings`), or the allocator's, which all programs of a context share.
-// Uploads and downloads pass the Host's memory too (`staging`).
+// Ownership. The program owns tensor headers and both graphs (`ctx`). Its host tensors use the memory of llama.cpp's
+// tensors (`bindings`) or of the Host (`staged`). Its device tensors use the memory of weights, of the ring
+// (`streamed`), of llama.cpp's tensors on the device (`bindings`), or of the DeviceSide's allocator, which all programs
+// on the device share. Uploads and downloads also pass through the Host's memory (`staging`).
 //
 // Shapes, of a node [n, ne1, ne2, ne3] on a side: axis_0 [elements of the side, tokens of the side, ...], partial
 // [n, tokens of the side, ...], all contiguous; routed rows [n, n_device, n_tokens] on the device. The host's routed
@@ -34,7 +34,7 @@ struct Origin {
     }
 };
 
-// A mirrored value on the host: llama.cpp's own tensor, or, where that is in device memory, what the host has of it.
+// A mirrored value on the host: llama.cpp's tensor, or, if that is in device memory, the host's copy of it.
 struct Source {
     Origin              origin;
     const ggml_tensor * copy = nullptr;
@@ -42,21 +42,20 @@ struct Source {
     const ggml_tensor * of(const ggml_cgraph * graph) const { return copy == nullptr ? origin.of(graph) : copy; }
 };
 
-// A tensor of ours for one of llama.cpp's.
+// A tensor of the program that has the memory of one of llama.cpp's.
 struct Binding {
     ggml_tensor * tensor;
     Origin        origin;
 };
 
-// A tensor of llama.cpp's in device memory. When a phase begins, its first `bytes` are copied to the host, which reads
-// no more.
+// A tensor of llama.cpp's in device memory, whose first `bytes` are copied to the host when a phase begins.
 struct Input {
     ggml_tensor * tensor;
     Origin        origin;
     size_t        bytes;
 };
 
-// A host tensor that the host makes for itself, in host memory that all programs share.
+// A host tensor in the Host's memory, which all programs share.
 struct Staged {
     ggml_tensor * tensor;
     size_t        at; // bytes into that memory
@@ -80,7 +79,7 @@ struct SlotBiases {
     const ggml_tensor *          biases; // of all experts, llama.cpp's
     std::shared_ptr<ExpertTable> table;
     BufferPtr                    buffer;
-    std::vector<int32_t>         experts; // whose bias each slot has; -1: nobody's
+    std::vector<int32_t>         experts; // the expert whose bias each slot has; -1: none
 };
 
 // An input that is sent to the device when a phase begins.
@@ -104,7 +103,7 @@ struct Upload {
     int64_t       first_row;
     bool          packed; // contiguous and whole rows: may be sent from where it is
     int           routed; // which of the phase's routings
-    SlotBiases *  there;  // what a program's biases have for memory
+    SlotBiases *  there;  // of biases: their memory on the device
 
     const ggml_tensor * biases; // of all experts, llama.cpp's
 };
@@ -126,24 +125,24 @@ struct Download {
     int64_t       extent;      // 2 * extent == ne[0] of the node: halves
     int64_t       first_row;   // of the node, where the device tensor's first one belongs
     int64_t       n_rows;      // of the device tensor, from its first
-    int64_t       spread;      // elements on the host that lie packed and must be moved apart first; 0: none
+    int64_t       spread;      // elements of a row that are packed on the host and are moved to their places first
     int64_t       spread_rows; // of the node, from its first
-    bool          direct;      // can be fetched to where it belongs
+    bool          direct;      // can be fetched directly to its place in the node
     size_t        staging;     // bytes into the host's memory
     int           routed;      // which of the phase's routings says what belongs where; of rows and sum
     ggml_tensor * host_rows;   // of a sum
-    ggml_tensor * to;          // on the host, what is lifted to the node's device memory; NULL: the node itself
-    bool          summed;      // on the device, already
-    bool          packed;      // rows, fetched launch by launch; of a sum, behind the host's
+    ggml_tensor * to;          // host tensor that is lifted to the node's device memory; NULL: the node itself
+    bool          summed;      // already added up on the device
+    bool          packed;      // rows, fetched launch by launch; of a sum, after the host's rows
 };
 
-// A host tensor with something for each miss, along dimension dim.
+// A host tensor with one entry per miss along dimension dim.
 struct Sized {
     ggml_tensor * tensor;
     int           dim;
 };
 
-// A launch's view of numbers that are sent for all launches at once. dim: along which the view's numbers lie.
+// A launch's view of numbers that are sent for all launches at once. dim: the dimension of the view's numbers.
 struct Placed {
     ggml_tensor * tensor;
     int           dim;
@@ -158,7 +157,7 @@ struct GatheredRows {
     bool                by_rank; // x has a row for each rank, not one for each token
 };
 
-constexpr int64_t number_alignment = 64; // of where numbers lie: kernels cannot read from just anywhere
+constexpr int64_t number_alignment = 64; // of the views of numbers, as kernels need aligned addresses
 
 // Mul-mats by the same ids and the same hot experts, whose rows are divided between the sides.
 struct Routed {
@@ -169,16 +168,16 @@ struct Routed {
     int64_t                          n_used     = 0;
     int64_t                          n_rows     = 0; // of the batch: n_used * n_tokens
     int64_t                          n_device   = 0; // for each token
-    int64_t                          weights_at = 0; // numbers before the weights that are sent with ids; 0: none are
+    int64_t                          weights_at = 0; // offset of the routing weights that are sent with ids; 0: none
     ggml_tensor *                    host_ids   = nullptr;
     ggml_tensor *                    device_ids = nullptr;
     std::vector<Sized>               sized;
     std::vector<GatheredRows>        gathered;
 
     // where the device's rows are packed (experts.h)
-    int64_t                    n_most = 0; // rows of a launch at most; 0: they are not
-    std::vector<Sized>         packed;     // what has a row for each
-    std::vector<Placed>        placed;     // what has a number for each
+    int64_t                    n_most = 0; // most rows of a launch; 0: rows are not packed
+    std::vector<Sized>         packed;     // tensors with one row per packed row
+    std::vector<Placed>        placed;     // views with one number per packed row
     std::vector<ggml_tensor *> nodes;      // results, until the phase is complete
     int                        device_begin = 0;
     int                        device_end   = 0;
@@ -194,7 +193,7 @@ struct Counted {
     Source       ids;
 };
 
-// A part of a weight, CG or CG', on the device, in whatever slot it is copied to.
+// A part of a weight, CG or CG', on the device, in the slot that it is copied to.
 struct Streamed {
     StreamedPart  part;
     ggml_tensor * tensor;
@@ -214,10 +213,10 @@ struct Phase {
     bool                  routed = false;  // only the experts that are used are streamed
     int64_t               n_used = 0;      // of each token, where routed
     CopyPacing            pacing;
-    double                row_s    = 0.0; // seconds of a routed row on the host, of late; 0: not known
-    double                device_s = 0.0; // of its routed rows on the device, once it has what it reads
-    int64_t               n_sums   = 0;   // that the host has sent up, for a device that adds them to its own
-    std::vector<double>   both_s;         // until both sides were done with a token, by rows of the host; 0: not known
+    double                row_s    = 0.0; // recent mean seconds of a routed row on the host; 0: not known
+    double                device_s = 0.0; // recent mean seconds of its routed rows on the device, without copies
+    int64_t               n_sums   = 0;   // number of sums that the host has sent for the device to add
+    std::vector<double>   both_s;         // seconds until both sides end a token, by rows of the host; 0: not known
     int device_begin   = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
     int launches_begin = 0; // of these, of packed rows, one routing after the other
     int stream_begin   = 0;
@@ -240,24 +239,24 @@ struct Program {
     BlockTime *                times        = nullptr; // of this block, cut and class of batch sizes
     ggml_cgraph *              device_graph = nullptr;
     ggml_cgraph *              host_graph   = nullptr;
-    ggml_backend_dev_t         device       = nullptr; // NULL: nothing runs there
-    bool                       resident     = false;   // llama.cpp's tensors are in its memory
-    bool                       prepared     = false;   // llama.cpp keeps what the device reads until the last node
+    ggml_backend_dev_t         device       = nullptr; // NULL: the host computes everything
+    bool                       resident     = false;   // llama.cpp's tensors are in the device's memory
+    bool                       prepared     = false;   // llama.cpp keeps inputs allocated until the last node
     StreamSpec                 stream;                 // how CG is copied
     ExchangeMode               exchange = ExchangeMode::off;
     std::vector<Binding>       bindings; // get the addresses of llama.cpp's before each run
     std::vector<Staged>        staged;
     std::vector<ggml_tensor *> views; // of bound and staged tensors; their addresses follow, in this order
     std::vector<Phase>         phases;
-    size_t                     host_bytes = 0;       // of what is staged, packed for the device, and comes back
-    const Scratch *            scratch    = nullptr; // that the Host has for these
+    size_t                     host_bytes = 0;       // of the Host's memory: staged tensors, uploads and downloads
+    const Scratch *            scratch    = nullptr; // the Host's memory for these
 };
 
 // Prepares a sub-graph; device memory is not allocated yet. memory: the device's that llama.cpp's tensors are in; NULL:
 // the host's. Throws OALLAMA_UNSUPPORTED, OALLAMA_NO_MEMORY.
 std::unique_ptr<Program> build_program(const ggml_cgraph * graph, ggml_backend_dev_t memory);
 
-// Ranks of a token's experts that may be hits. One slot may be empty while an expert is on its way there.
+// Most experts of a token that may be hits. One slot may be empty while an expert is copied to it.
 inline int64_t n_device_ranks(int64_t n_used, const SplitWeight & weight) {
     return std::min(n_used, weight.n_slots() - (weight.table()->is_movable() ? 1 : 0));
 }

@@ -25,9 +25,9 @@ constexpr int64_t n_remembered = 4; // the last times weigh as much as the ones 
 
 } // namespace
 
-// A sub-graph has a program for each slot that its first streamed block comes to lie in, such as both of two where an
-// odd number of blocks takes turns: so no device graph's tensors move, and CUDA can capture it. foreseen: the graph is
-// prepared, not computed.
+// A sub-graph has a program for each slot that its first streamed block may get (both of two slots with an odd number
+// of blocks). So the tensors of a device graph never move, and CUDA can capture it. foreseen: the graph is prepared,
+// not computed.
 Program & SplitBackend::find(const ggml_cgraph * graph, ggml_backend_dev_t memory, bool foreseen) {
     make_signature(graph, memory, signature_);
     size_t slot = 0;
@@ -89,15 +89,14 @@ void SplitBackend::forget() {
 //
 // chunks: some tokens of a mul-mat at a time
 //
-// llama.cpp reserves memory as if the logits of a whole micro-batch were wanted, of which one token's mostly are. With
-// a vocabulary of 128k they take half a megabyte a token, and more of a small device than all other activations
-// together. So plans give the output weight chunks.
+// llama.cpp reserves memory for the logits of a whole micro-batch, but mostly one token's are wanted. With a vocabulary
+// of 128k they take half a megabyte per token: on a small device more than all other activations together. So plans
+// give the output weight chunks.
 //
 
 namespace {
 
-// Calls with a graph of the same mul-mat for at most so many of its tokens at a time, until one gives something else
-// than success.
+// Calls `compute` with the same mul-mat for at most n_tokens of its tokens at a time, until a call fails.
 template <typename F> ggml_status for_chunks(const ggml_cgraph * whole, int64_t n_tokens, const F & compute) {
     const int64_t all    = whole->nodes[0]->ne[1];
     ggml_status   status = GGML_STATUS_SUCCESS;
@@ -107,7 +106,7 @@ template <typename F> ggml_status for_chunks(const ggml_cgraph * whole, int64_t 
         ggml_tensor * node   = &result;
         for (ggml_tensor * tensor : {&result, &x}) {
             tensor->ne[1] = std::min(n_tokens, all - first);
-            if (tensor->data != nullptr) { // it is prepared before it is allocated
+            if (tensor->data != nullptr) { // NULL: prepared, but not allocated yet
                 tensor->data = static_cast<char *>(tensor->data) + static_cast<size_t>(first) * tensor->nb[1];
             }
         }
@@ -120,7 +119,7 @@ template <typename F> ggml_status for_chunks(const ggml_cgraph * whole, int64_t 
     return status;
 }
 
-// Tokens of a chunk, where a sub-graph is nothing but one such mul-mat and has more of them; 0: it is computed whole.
+// Tokens of a chunk, if the sub-graph is a single mul-mat with chunks and has more tokens; 0: it is computed whole.
 int64_t chunk_of(const ggml_cgraph * graph) {
     const ggml_tensor * node      = graph->nodes[0];
     const auto          of_tokens = [](const ggml_tensor * tensor) { return tensor->ne[2] == 1 && tensor->ne[3] == 1; };
@@ -154,7 +153,7 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
             prepare(chunk, memory, nullptr);
             return GGML_STATUS_SUCCESS;
         });
-        return; // its one node is the last to read what is sent
+        return; // the only node is also the last one, so inputs stay allocated
     }
     if (!std::exchange(preparing_, true)) {
         for (const auto & side : sides_) {
@@ -199,9 +198,9 @@ void SplitBackend::computes_input(ggml_backend_dev_t device) {
     }
 }
 
-// When the next small copy is due after a launch. What of the experts is missed differs from token to token, and with
-// it the host's time, before which nothing is sent: by the mean of the last times a token that misses few would wait
-// for weights.
+// When the next small copy is due after a launch. With hot experts the number of misses, and so the host's time,
+// differs from token to token: by the mean time, a token with few misses would have to wait for weights. So their
+// number counts.
 Time SplitBackend::due(const Phase & phase) const {
     const int64_t n_rows = n_host_rows(phase);
     if (phase.routings.empty() || (n_rows > 0 && phase.row_s == 0.0)) {
@@ -265,7 +264,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             try {
                 launch(program, phase, graph);
             } catch (...) {
-                side_->finish(); // what was queued reads memory that may go now
+                side_->finish(); // queued work reads memory that may be freed next
                 if (side_->exchange() != nullptr) {
                     side_->exchange()->cancel();
                 }
@@ -276,7 +275,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
         count_experts(phase, graph);
         ggml_cgraph host   = graph_range(program.host_graph, phase.host_begin, phase.host_end);
         ggml_status status = GGML_STATUS_SUCCESS;
-        if (!computes_nothing(host)) { // where all rows are hits, there may be nothing
+        if (!computes_nothing(host)) { // if all rows are hits, the host computes nothing
             status           = ggml_backend_graph_compute(host_.backend(), &host);
             const int64_t ns = watch.lap(stats().host_ns);
             took[1] += ns;
@@ -287,8 +286,8 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             took[2] += watch.lap(stats().wait_ns);
         }
         if (program.resident && status == GGML_STATUS_SUCCESS) {
-            // rows that come together on the host before they are sent up; or the device's time is to be known anew,
-            // which each time costs a wait before the host's sum can be sent
+            // wait for rows that the host adds up before it sends the sum; or to measure the device's time again, now
+            // and then, as the host's sum is sent only after that wait
             const bool asks = side_->exchange() != nullptr && !phase.sums.empty() && phase.n_sums++ % n_remembered == 0;
             if (!phase.downloads.empty() || asks) {
                 side_->synchronize();
@@ -304,7 +303,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             took[3] += watch.lap(stats().join_ns);
         }
         if (on_device) {
-            side_->synchronize(); // whatever became of the host side: the device must be idle
+            side_->synchronize(); // also if the host side failed: the device must be idle
             const int64_t ns = watch.lap(stats().wait_ns);
             took[2] += ns;
             if (!program.resident) {
@@ -314,7 +313,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
                 side_->turns.small_copies.copied(nullptr);
             }
             side_->turns.last_phase = &phase;
-            side_->turns.slot       = no_slot; // what was computed with is free now
+            side_->turns.slot       = no_slot; // the slot is free now
             for (const Routed & routed : phase.routings) {
                 if (side_->exchange() != nullptr) {
                     side_->exchange()->computed(routed.weights.front()->table());
@@ -341,8 +340,8 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
 }
 
 void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * graph) {
-    // the device goes on while what the host reads is on its way to pinned memory (Vulkan writes to any other only when
-    // the stream is waited for), unless which experts are used decides what it computes
+    // the device computes while inputs are copied to the host's pinned memory (Vulkan copies to other memory only when
+    // the stream is waited for), unless the experts that are used decide what it computes
     const int64_t fetched = fetch_inputs(phase, graph);
     const bool    goes_on = fetched > 0 && phase.routings.empty() && host_.is_pinned(program.device) && side_->mark();
     if (fetched > 0 && !goes_on) {
@@ -352,10 +351,10 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     if (n_tokens_ > 1 && phase.row_s == 0.0) {
         phase.row_s = row_seconds(phase);
     }
-    // a slot serves several experts where their copies can wait for what is computed
+    // a slot serves several experts if copies can wait for computing (events)
     route(phase, graph, batches_, side_->exchange(), side_->has_events());
-    const int64_t sent = send(program, phase, graph); // before weights are asked for, which it would wait for
-    // also where there is nothing to send: else it would never be known until when the link is free
+    const int64_t sent = send(program, phase, graph); // before weights are requested, for which it would wait
+    // for resident programs also without a send: else the time until the next small copy would never be measured
     if (sent > 0 || (program.resident && phase.lifts.empty())) {
         side_->turns.small_copies.copied(&phase.pacing.sent);
     }
@@ -391,7 +390,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     }
 }
 
-// The device's packed rows, launch by launch, and copies of the experts that these need.
+// Starts the device's packed rows launch by launch, with copies of the experts that they need.
 void SplitBackend::start_packed(Program & program, const Phase & phase) {
     for (size_t i = 0; i < phase.routings.size(); i++) {
         const Routed & routed = phase.routings[i];
@@ -417,7 +416,7 @@ void SplitBackend::start_packed(Program & program, const Phase & phase) {
 
 namespace {
 
-// The largest power of two that is no larger.
+// The largest power of two that is at most n.
 int64_t power_below(int64_t n) {
     int64_t power = 1;
     while (power <= n / 2) {
@@ -448,8 +447,8 @@ void SplitBackend::note_rows(Phase & phase, int64_t host_ns) {
     }
 }
 
-// Returns the seconds that a routed row took the host in a batch of this size, else of another size. Without any it is
-// a guess: a prompt's first layer would take longer than all others together if the host computed all its misses.
+// The seconds of a routed row on the host in a batch of this size, else of another size, else a guess: without it a
+// prompt's first layer, whose misses the host would all compute, would take longer than all other layers together.
 double SplitBackend::row_seconds(const Phase & phase) const {
     constexpr double usual = 30e9; // operations of a thread per second, with quantised weights
     if (!row_s_.empty()) {
@@ -465,7 +464,7 @@ double SplitBackend::row_seconds(const Phase & phase) const {
     return n / (usual * std::max(1, host_.n_threads()));
 }
 
-// What the device took for its routed rows: as long as it was waited for, else no longer than until now.
+// Notes the device's time for its routed rows: exact if the thread had to wait, else an upper bound.
 void SplitBackend::note_device(Phase & phase, int64_t waited_ns) const {
     constexpr int64_t is_waiting = 20000; // ns: less is the call alone
     if (side_->exchange() == nullptr || phase.routings.empty()) {
@@ -488,7 +487,7 @@ void SplitBackend::note_both(Phase & phase, int64_t ns) const {
     both_s              = both_s == 0.0 ? took : both_s + (took - both_s) / n_remembered;
 }
 
-// Of what the phase has launched, or computes on the host now.
+// Counts the experts that the phase uses.
 void SplitBackend::count_experts(const Phase & phase, const ggml_cgraph * graph) {
     for (const Counted & counted : phase.counted) {
         const ggml_tensor * ids = counted.ids.of(graph);
@@ -497,9 +496,9 @@ void SplitBackend::count_experts(const Phase & phase, const ggml_cgraph * graph)
     }
 }
 
-// Nodes [begin, end) of the device graph. ggml-cuda knows a graph by its first node, and captures one whose tensors
-// have not moved since its last launch. So GG and CG are never one launch: CG's slots differ from run to run, and under
-// the key of GG's first node neither would be captured again.
+// Launches nodes [begin, end) of the device graph. ggml-cuda identifies a graph by its first node, and captures it if
+// its tensors have not moved since its last launch. So GG and CG are separate launches: CG's slots differ from run to
+// run, and in one launch neither could be captured.
 void SplitBackend::start(Program & program, int begin, int end) {
     if (begin == end) {
         return;
@@ -513,7 +512,7 @@ void SplitBackend::start(Program & program, int begin, int end) {
     }
 }
 
-// Results become whole in device memory: what the host has of them is sent there, behind what the device computes.
+// Makes results whole in device memory: sends the host's parts, behind the device's own work.
 void SplitBackend::lift(Program & program, Phase & phase) {
     try {
         int64_t sent = 0;
@@ -535,10 +534,10 @@ void SplitBackend::lift(Program & program, Phase & phase) {
 }
 
 //
-// what is copied between host and device in a phase: activations there, the experts that are used, results back
+// copies of a phase: activations to the device, ids and biases of experts, results back
 //
 
-// Queues fetching what the host needs of llama.cpp's tensors in device memory. Bytes.
+// Queues copies to the host of its inputs that are in device memory. Returns the bytes.
 int64_t SplitBackend::fetch_inputs(const Phase & phase, const ggml_cgraph * graph) {
     int64_t fetched = 0;
     for (const Input & input : phase.inputs) {
@@ -549,7 +548,8 @@ int64_t SplitBackend::fetch_inputs(const Phase & phase, const ggml_cgraph * grap
     return fetched;
 }
 
-// Sends what the device needs, from pinned memory, so that the call does not wait. Returns the bytes.
+// Queues copies of a phase's inputs to the device, from pinned memory, so that the calls do not wait. Returns the
+// bytes.
 int64_t SplitBackend::send(const Program & program, const Phase & phase, const ggml_cgraph * graph) {
     int64_t sent = 0;
     for (const Upload & upload : phase.uploads) {
@@ -572,7 +572,7 @@ int64_t SplitBackend::send(const Program & program, const Phase & phase, const g
     return sent;
 }
 
-// Sends the biases of experts that have come to slots since the last token. Returns the bytes.
+// Sends the biases of experts that are new in slots. Returns the bytes.
 int64_t SplitBackend::send_biases(const Upload & upload, const ggml_cgraph * graph) {
     SlotBiases &               there   = *upload.there;
     const ggml_tensor *        biases  = upload.source.of(graph);
@@ -582,7 +582,7 @@ int64_t SplitBackend::send_biases(const Upload & upload, const ggml_cgraph * gra
     for (size_t slot = 0; slot < experts.size(); slot++) {
         const int32_t expert = experts[slot];
         if (expert < 0 || expert == there.experts[slot]) {
-            continue; // an empty slot computes what is thrown away
+            continue; // results of an empty slot are discarded
         }
         char * staged = host_.scratch() + upload.staging + slot * bytes;
         std::memcpy(staged, host_data(biases) + static_cast<size_t>(expert) * bytes, bytes);
@@ -593,7 +593,7 @@ int64_t SplitBackend::send_biases(const Upload & upload, const ggml_cgraph * gra
     return sent;
 }
 
-// Sends a value from where it is, or through pinned memory: piece by piece, while the piece before is on its way.
+// Sends a value directly, or through pinned memory: piece by piece, each packed while the last one is copied.
 void SplitBackend::send_value(const Upload & upload, const ggml_cgraph * graph, bool prepared) {
     constexpr int64_t   piece  = int64_t{1} << 20;
     const ggml_tensor * source = upload.source.of(graph);
@@ -618,25 +618,25 @@ void SplitBackend::send_value(const Upload & upload, const ggml_cgraph * graph, 
     }
 }
 
-// Whether a call that fetches a result returns only when it is there: so it is from CUDA to memory that is not pinned.
+// Whether a call that fetches a result returns only once it has arrived, as CUDA's does for memory that is not pinned.
 bool SplitBackend::fetch_blocks() const {
     return !host_.is_pinned(side_->device()) && ggml_backend_dev_host_buffer_type(side_->device()) != nullptr;
 }
 
-// Whether a copy between the device and a host tensor of llama.cpp's need not go through memory of our own.
+// Whether the device can copy from or to a host tensor of llama.cpp's directly, not through the Host's memory.
 bool SplitBackend::reaches(const ggml_tensor * tensor) const {
     const ggml_tensor * whole = tensor->view_src == nullptr ? tensor : tensor->view_src;
     return !host_.is_pinned(side_->device()) || is_pinned(whole->buffer, side_->device());
 }
 
-// Whether a result is fetched to where it belongs. A call that fetches it to memory that is not pinned may wait for it.
+// Whether a result is fetched directly to its place in the node.
 bool SplitBackend::lands(const Download & download, const ggml_tensor * node) const {
     return download.direct && reaches(node);
 }
 
 namespace {
 
-// Address in a node's memory of a download's first byte, if it can be fetched to there.
+// Address of a download's first byte in the node's memory, for a direct fetch.
 char * place_of(const Download & download, const ggml_tensor * node) {
     const int64_t begin = download.join == Download::Join::scatter ? download.begin : 0;
     return static_cast<char *>(node->data) + static_cast<size_t>(begin) * node->nb[0] +
@@ -647,8 +647,8 @@ size_t download_bytes(const Download & download) {
     return static_cast<size_t>(download.n_rows) * download.tensor->nb[1];
 }
 
-// Makes a node whole: from has what the device computed, the node's memory what the host did. The host's elements of
-// each row, or of each half of one, move from where they lie packed to where they belong, the device's to their gaps.
+// Makes a node whole from the device's elements in `from` and the host's, packed in the node's memory. The host's
+// elements of each row (or of each half of it) move to their places, then the device's fill the gaps.
 void scatter(Host & host, const Download & download, const ggml_tensor * node, const char * from) {
     char *       data  = static_cast<char *>(node->data);
     const auto   n_run = static_cast<size_t>(node->ne[0] / download.extent);
@@ -685,8 +685,8 @@ void add(Host & host, const Download & download, const ggml_tensor * node, const
 
 } // namespace
 
-// Bytes that come back, queued behind the computation. Through pinned memory where the device has some, so that the
-// call does not wait; where there is none left, the host has computed its side before.
+// Queues copies of results to the host behind the computation: through pinned memory, so that the calls do not wait.
+// Without pinned memory (fetch_blocks) it is called after the host has computed its side.
 void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
     int64_t fetched = 0;
     for (const Download & download : phase.downloads) {
@@ -702,7 +702,7 @@ void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
     stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
 }
 
-// A launch's rows, behind those of the launches before; of a sum, behind the host's.
+// Queues copies of a launch's rows to the host, after those of earlier launches; of a sum, after the host's rows.
 void SplitBackend::fetch_packed(const Phase & phase, size_t number, const RoutedLaunch & launch) {
     int64_t fetched = 0;
     for (const Download & download : phase.downloads) {

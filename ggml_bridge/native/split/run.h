@@ -1,9 +1,24 @@
 // A context's back end: runs programs on the CPU and on other devices at the same time.
 //
 // A llama_context has one SplitBackend, which all of its backends share (ggml-oallama.cpp). ggml calls `prepare` for
-// each sub-graph before it allocates a graph, and `compute` for each in turn, all in one thread. The SplitBackend owns
-// the sides, the CPU (host.h) and each device (device_side.h), and the programs, whose tensors share the sides' memory:
-// one program runs at a time, on the CPU and one device, and each phase ends with that device idle.
+// each sub-graph before it allocates a graph, and `compute` for each in turn, all in one thread. One program runs at a
+// time, on the CPU and one device.
+//
+// A phase of a program: `launch` queues GG, then CG, on the device's stream of computing; copies of CG are queued on a
+// stream of their own, which the device's CG waits for. Meanwhile the calling thread computes CC with ggml's CPU
+// backend. Then it waits until the device is idle, and `join` adds or interleaves both results.
+//
+// Who owns which memory:
+//
+//     weights: CC, CG, a second copy of CC, GG     their split buffer (weights.h), as long as the model is loaded
+//     the ring that CG is copied to                Stream (stream.h), one for each DeviceSide
+//     activations on a device                      DeviceSide (device_side.h), shared by all its programs
+//     host memory (pinned if possible) for inputs
+//     and results in transit, and host values      Host (host.h), shared by all programs
+//     tensor headers and both graphs               Program (program.h)
+//     inputs and results of a sub-graph            llama.cpp
+//
+// The SplitBackend owns the Host, the DeviceSides and the programs.
 
 #pragma once
 
@@ -25,13 +40,13 @@ class SplitBackend {
 
     Host & host() { return host_; }
 
-    // Prepares a sub-graph before llama.cpp allocates its tensors, and keeps alive what the device still reads. memory:
-    // the device's that they are in; NULL: the host's.
+    // Prepares a sub-graph before llama.cpp allocates its tensors, and keeps inputs allocated as long as the device
+    // reads them. memory: the device in whose memory the tensors are; NULL: the host.
     void prepare(ggml_cgraph * graph, ggml_backend_dev_t memory, ggml_backend_graph_optimize_params * params);
 
     ggml_status compute(ggml_cgraph * graph, ggml_backend_dev_t memory);
 
-    // Called where llama.cpp asks for an input that this device has been told to compute.
+    // Called when llama.cpp waits for an input that this device was given to compute.
     void computes_input(ggml_backend_dev_t device);
 
   private:
@@ -72,16 +87,16 @@ class SplitBackend {
 
     Host                                     host_;
     std::vector<std::unique_ptr<DeviceSide>> sides_;               // of the devices that programs needed
-    DeviceSide *                             side_      = nullptr; // of the program that runs; NULL: it has none
-    bool                                     preparing_ = false;   // since the last one was computed
+    DeviceSide *                             side_      = nullptr; // of the program that runs; NULL: no device
+    bool                                     preparing_ = false;   // a graph is prepared; no sub-graph ran since
     Signature                                signature_;
     int64_t                                  n_tokens_ = 0; // of the program that runs, or ran last
     std::vector<int32_t>                     experts_;
     std::vector<RoutedBatch>                 batches_; // of the phase at hand
     std::map<int64_t, double>                row_s_;   // of a routed row on the host, by tokens (a power of two)
 
-    // Programs that were prepared, to be used again. A server computes batches of ever new sizes, and each needs a
-    // program for each block: all are dropped where one more would be too much.
+    // All prepared programs, by signature. A server computes batches of ever new sizes, and each size needs a program
+    // for each block; when max_programs is reached, all are dropped.
     std::map<Signature, std::unique_ptr<Program>> programs_;
 };
 

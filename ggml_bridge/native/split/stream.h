@@ -1,22 +1,22 @@
-// Weights on their way to the device: a ring of slots there, filled by copies on a stream of their own while the device
-// computes with what came before (ScheInfer III-C).
+// The stream of weights to a device: a ring of slots in device memory, filled by copies on a stream of their own while
+// the device computes with earlier slots (ScheInfer III-C).
 //
-// A slot holds a block: what is streamed of the weights of one phase. Of two slots each lies at its own end of the
-// ring, so that any two blocks that fit together can take turns. Blocks take the slots in turn, and a block always
-// begins at the same place of a slot: CUDA captures a graph only if its tensors lie where they lay the last time.
+// A slot holds a block: the CG and CG' parts of the weights of one phase. Two slots lie at the two ends of the ring, so
+// that any two blocks that fit together can alternate. Blocks take the slots in turn, and a block always begins at the
+// same address of a slot: CUDA captures a graph only if its tensors have not moved since the last launch.
 //
-// The next block is learned from the order in which blocks were asked for, which goes round: after the last
-// layer of a token comes the first layer of the next one. As soon as a slot is free the copy of the next block begins,
-// across layers and across the attention between them, so that the link idles only when the ring is full. Of experts
-// those are copied ahead that the batch is likely to use (expert_odds.h); once the router has chosen, what is missing
-// follows, and what is not needed and was not asked for is left out.
+// The next block is learned from the order of requests, which is cyclic: the last layer of a token is followed by the
+// first layer of the next one. The copy of the next block begins as soon as a slot is free, across layers and across
+// the attention between them, so that the link idles only when the ring is full. Of experts, those that the batch is
+// likely to use are copied ahead (expert_odds.h); once the router has chosen, missing ones follow, and those that are
+// neither needed nor requested yet are left out.
 //
-// A device has one copy engine a direction, and no copy is interrupted: an activation that is sent while weights are
-// copied waits for them. So weights are asked for in pieces, between which other copies pass, and no more of them ahead
-// than the link can have done when the next activation is due. Tokens are alike: what passed the last times between two
-// small copies is what will pass this time. Without it an 8B in 3 GiB takes 5.8 % longer (docs/decisions.md).
+// A device has one copy engine per direction, and no copy is interrupted: an activation that is sent during a copy of
+// weights waits for its end. So weights are requested in pieces, between which other copies pass, and only as many
+// ahead as the link can copy before the next activation is due. When it is due follows from earlier tokens (Interval).
+// Without this limit an 8B in 3 GiB takes 5.8 % longer (docs/decisions.md).
 //
-// A context has one Stream (run.h), which one thread at a time uses. It owns the ring and the blocks; weights belong to
+// A DeviceSide has one Stream, which one thread at a time uses. It owns the ring and the blocks; weights belong to
 // their buffers, and outlive the programs that stream them.
 
 #pragma once
@@ -31,7 +31,7 @@
 namespace oallama {
 
 //
-// when the next small copy is due
+// pacing: when the next small copy (an activation or a result) is due
 //
 
 using Clock = std::chrono::steady_clock;
@@ -41,8 +41,8 @@ inline Clock::duration to_duration(double seconds) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-// From one small copy to the next: the mean of the last times. A time far above it is a pause, such as a user's
-// between two requests, and changes nothing; the second in a row is how long it takes now.
+// The time from one small copy to the next: a running mean. A time far above it is a pause, e.g. between two requests,
+// and is ignored; a second one in a row is taken as the new duration.
 class Interval {
   public:
     void begin(Time now = Clock::now()) { begun_ = now; }
@@ -56,7 +56,7 @@ class Interval {
         }
     }
 
-    // When it will end that has begun; the first time, never.
+    // The expected end of the interval that has begun; before the first measurement, never.
     Time due() const { return known_ ? begun_ + to_duration(seconds_) : Time::max(); }
 
   private:
@@ -69,18 +69,18 @@ class Interval {
     bool   paused_  = false; // the last time
 };
 
-// After each small copy of a phase, until the next one.
+// The intervals that begin with each small copy of a phase and end with the next one.
 struct CopyPacing {
-    Interval sent;                 // its activations
-    Interval lifted;               // what the host computed, where the result is made whole on the device
-    Interval fed;                  // its result, by llama.cpp, which has told the device since to compute with it
-    bool     feeds_device = false; // the last one is sent as soon as the phase has ended
+    Interval sent;                 // after its activations
+    Interval lifted;               // after the host's part of a result, if the result is made whole on the device
+    Interval fed;                  // after its result, which llama.cpp sends to the device to compute with
+    bool     feeds_device = false; // whether llama.cpp sends the result as soon as the phase has ended
 };
 
-// Which small copy was the last one.
+// The last small copy, and when the next one is due.
 class SmallCopies {
   public:
-    // It has been made; NULL: the next one is about to be.
+    // A small copy was made, with which this interval begins; NULL: the next one is about to be made.
     void copied(Interval * after) {
         if (after_ != nullptr) {
             after_->end();
@@ -96,7 +96,7 @@ class SmallCopies {
 
     bool is_last(const Interval & after) const { return after_ == &after; }
 
-    // When the next one is due; where nothing is known of the last one, at any moment.
+    // When the next one is due; if the last one is unknown, now.
     Time due() const { return after_ != nullptr ? after_->due() : Time::min(); }
 
   private:
@@ -118,13 +118,13 @@ constexpr size_t alignment = 256; // of a weight in a slot, more than any device
 struct StreamBlock {
     std::vector<StreamedPart>  parts;
     std::vector<size_t>        offsets; // bytes into the slot
-    std::vector<Bytes>         tails;   // what the device may read behind each part, and must not find NaN in
-    ContextPtr                 ctx;     // of the headers that copies are made to, each bound to a slot before
+    std::vector<Bytes>         tails;   // padding after each part, which the device may read; must not hold NaN
+    ContextPtr                 ctx;     // of the tensor headers that copies write to; bound to a slot before each copy
     std::vector<ggml_tensor *> part_tensors;
     std::vector<ggml_tensor *> tail_tensors; // NULL: there is none
     size_t                     bytes    = 0;
     size_t                     n_expert = 1;       // of every part; 1: they are copied whole
-    StreamBlock *              next     = nullptr; // asked for after it the last time
+    StreamBlock *              next     = nullptr; // the block that was requested after it the last time
     ExpertOdds                 odds     = ExpertOdds(1);
 
     // The experts that a batch of so many tokens is likely to need.
@@ -135,11 +135,11 @@ struct StreamBlock {
 
 struct Slot {
     StreamBlock *       holds = nullptr;
-    std::vector<Bytes>  zeros;  // tails of what was copied there last, if nothing else was since
+    std::vector<Bytes>  zeros;  // tails that are zero since the last copy
     std::vector<bool>   wanted; // by expert
-    std::vector<size_t> asked;  // by part and expert: bytes from its beginning that were asked for
+    std::vector<size_t> asked;  // by part and expert: bytes from its beginning that were requested
 
-    // Makes the slot this block's; none of its bytes are asked for yet.
+    // Gives the slot to this block; none of its bytes are requested yet.
     void hold(StreamBlock & block);
 };
 
@@ -151,45 +151,44 @@ constexpr size_t no_slot = SIZE_MAX;
 
 class Stream {
   public:
-    // spec: slots, pieces, the link's speed, copies ahead of a block's turn or not. Throws
-    // OALLAMA_FAILED where the device has no second stream.
+    // spec: slots, pieces, the link's speed, whether copies run ahead. Throws OALLAMA_FAILED if the device has no
+    // second stream.
     Stream(ggml_backend_dev_t device, const StreamSpec & spec);
     ~Stream();
 
     Stream(const Stream &)             = delete;
     Stream & operator=(const Stream &) = delete;
 
-    // The block of these parts, with room for it in the ring. Throws OALLAMA_NO_MEMORY.
+    // The block of these parts; grows the ring if it does not fit. Throws OALLAMA_NO_MEMORY.
     StreamBlock * block(const std::vector<StreamedPart> & parts);
 
     // Gives a device tensor the bytes of a block in a slot from `at` on.
     void bind(ggml_tensor * tensor, const StreamBlock & block, size_t slot, size_t at) const;
 
-    // The slot that the next block is going to have, if it is in none.
+    // The slot that the next block will get, unless it is in one already.
     size_t next_slot() const { return slot_after(last_slot_); }
 
-    // The slot whose turn it is after that of another; after no_slot, the first.
+    // The slot after another one, in turn; after no_slot, the first.
     size_t slot_after(size_t slot) const { return slot == no_slot ? 0 : (slot + 1) % slots_.size(); }
 
-    // The slot of a block whose turn has come; asks for what is missing of it. experts: the only ones needed, n_used of
+    // The slot of the block that is computed now; requests what it still lacks. experts: the needed ones, n_used of
     // each token; NULL: all.
     size_t acquire(StreamBlock & block, const std::vector<int32_t> * experts, int64_t n_used);
 
-    // Makes what is computed on this backend from now on wait for a slot's copies.
+    // Makes all further work of this backend wait for a slot's copies.
     void ready(ggml_backend_t compute, size_t slot);
 
-    // Asks for the blocks that a batch of so many tokens needs next, in slots that nothing computed needs any more, but
-    // for no more than the link can have copied until then. busy: the slot that is computed with, or no_slot.
+    // Requests the next blocks of a batch of n_tokens tokens, in slots that are no longer needed, but no more bytes
+    // than the link can copy before `until`. busy: the slot in use, or no_slot.
     void prefetch(size_t busy, int64_t n_tokens, Time until);
 
-    // For what else goes the same way (exchange.h): queues a copy of bytes from the host to a tensor on the device,
-    // from `offset` on.
+    // Queues a copy of bytes from the host to a tensor on the device, from `offset` on; also used by exchange.h.
     void copy_to(ggml_tensor * to, const char * data, size_t offset, size_t bytes);
 
-    // Bytes of the next copy at most, so that the link has made it until then; 0: not worth asking.
+    // Most bytes of the next copy, so that the link ends it before `until`; 0: too few to be worth a request.
     size_t allowed(Time until) const;
 
-    // When the link has done what it was asked for, as far as its speed is known.
+    // When the link has done all requests, by its planned speed.
     Time idle() const { return std::max(idle_, Clock::now()); }
 
     // Seconds of a copy; 0: the link's speed is not known.
@@ -198,10 +197,10 @@ class Stream {
                                           : 0.0;
     }
 
-    // Makes all copies that are queued from now on wait for an event.
+    // Makes all further copies wait for an event.
     void await(ggml_backend_event_t event) { ggml_backend_event_wait(backend_.get(), event); }
 
-    // A point behind all that was queued, in an event of the device's; waited for here where the device has none.
+    // Records an event behind all queued copies; without events, waits for them here.
     void mark(ggml_backend_event_t event);
 
     ggml_backend_dev_t device() const { return device_; }
@@ -231,13 +230,13 @@ class Stream {
     size_t                ring_bytes_ = 0;
     std::vector<Slot>     slots_;
     std::vector<EventPtr> copied_;              // by slot, where the device has events
-    StreamBlock *         last_      = nullptr; // whose turn it was
+    StreamBlock *         last_      = nullptr; // the block that was acquired last
     size_t                last_slot_ = no_slot; // its slot
     bool                  events_    = false;
     StreamSpec            spec_;
-    Time                  idle_; // when the link has done what it was asked for, at the speed that the plan says
+    Time                  idle_; // when the link has done all requests, at the planned speed
 
-    // by the weights' numbers and sides: a weight's address may be another's later
+    // by the weights' ids and sides, as an address may be reused
     std::map<std::vector<std::pair<uint64_t, Side>>, std::unique_ptr<StreamBlock>> blocks_;
 };
 

@@ -1,14 +1,13 @@
-// Weights: where the parts of each one are, which bytes of the whole tensor each part has, and memory for all of them.
+// Split weights: their parts, the memory of the parts, and which bytes of the whole tensor each part has.
 //
-// llama.cpp allocates a split buffer, which takes no memory, and makes a SplitWeight of each tensor in it
-// (ggml-oallama.cpp). When the first bytes arrive all weights of the buffer are known: place_weights takes memory for
-// all parts of all of them, and moves cuts where the device has less than the plan thought. From then on `set` writes
-// a tensor's bytes, which llama.cpp loads whole, where they belong; programs read `part`, and nothing moves until the
-// buffer is freed, which owns all of it.
+// llama.cpp allocates a split buffer, which takes no memory yet, and each tensor in it becomes a SplitWeight
+// (ggml-oallama.cpp). When the first bytes arrive, all weights of the buffer are known: place_weights allocates memory
+// for all their parts, and moves cuts if the device has less memory than planned. From then on `set` writes the bytes
+// of a whole tensor to its parts, and programs read `part`. The buffer owns all of it; no part moves until it is freed.
 //
-// Shapes, of a weight [K, N, E] with a part of `count` elements: rows [K, count, E], cols [count, N, E], halves
-// [K, 2 * count, E]; of hot experts, on the device, [K, N, n_slots], where a table says which of them
-// lies in which slot. Parts are contiguous, in the weight's own type.
+// Shapes of a part with `count` elements, of a weight [K, N, E]: rows [K, count, E], cols [count, N, E], halves
+// [K, 2 * count, E]; hot experts on the device [K, N, n_slots], where a table says which expert is in which slot. Parts
+// are contiguous, in the weight's type.
 
 #pragma once
 
@@ -23,12 +22,12 @@
 
 namespace oallama {
 
-// The place where a part is stored and computed; the first three in the order of the parts along the axis.
+// Where a part is stored and computed; the first three are in the order of the parts along the axis.
 enum Side : int {
     side_host   = 0, // CC: stored and computed on the host
-    side_stream = 1, // CG: stored in host memory, copied to the device when its turn comes, computed there
+    side_stream = 1, // CG: stored in host memory, copied to the ring, computed on the device
     side_device = 2, // GG: stored and computed on the device
-    side_prime  = 3, // CG': CC once more, streamed like CG, for the last n_g tokens of a batch
+    side_prime  = 3, // CG': the elements of CC, streamed like CG, for the last n_g tokens of a batch
 };
 
 constexpr int n_sides = 4;
@@ -36,8 +35,8 @@ constexpr int n_sides = 4;
 struct Part {
     int64_t       begin  = 0; // elements along the axis
     int64_t       count  = 0;
-    ggml_tensor * tensor = nullptr; // where it is stored; NULL where count is 0, or not allocated yet
-    bool          plain  = true;    // in ggml's own layout, not a repacked one
+    ggml_tensor * tensor = nullptr; // where it is stored; NULL if count is 0, or before it is allocated
+    bool          plain  = true;    // in ggml's plain layout, not repacked
 };
 
 class SplitWeight {
@@ -49,7 +48,7 @@ class SplitWeight {
     SplitWeight(const SplitWeight &)             = delete;
     SplitWeight & operator=(const SplitWeight &) = delete;
 
-    // A number that no other weight ever has, as an address is soon another's.
+    // A unique number, as addresses are reused.
     uint64_t id() const { return id_; }
 
     const SliceSpec & slice() const { return slice_; }
@@ -58,7 +57,8 @@ class SplitWeight {
 
     Part & part(Side side) { return parts_[side]; }
 
-    // All of it in plain host memory, for what is no mul-mat. Throws OALLAMA_UNSUPPORTED where it is not there.
+    // The whole weight in plain host memory, for operations other than mul-mats. Throws OALLAMA_UNSUPPORTED if it is
+    // not there.
     const Part & whole_on_host() const;
 
     // Shape of a part's tensor, ne[0..2].
@@ -70,7 +70,7 @@ class SplitWeight {
 
     int64_t host_bytes() const; // of CC in its layout, of CG, and of CC's copy for CG'
 
-    // Where its hot experts are, once it has its memory; NULL: it has none.
+    // The table of its hot experts, once its memory is allocated; NULL: no hot experts.
     const std::shared_ptr<ExpertTable> & table() const { return table_; }
 
     void set_table(std::shared_ptr<ExpertTable> table) { table_ = std::move(table); }
@@ -79,10 +79,10 @@ class SplitWeight {
 
     void set_layout(const std::string & layout) { slice_.layout = layout; }
 
-    // Whether the device can be sent CC: it lies in the plain layout, as CC does or as a second copy.
+    // Whether CC can be sent to the device: CC, or a second copy of it, is in the plain layout.
     bool has_prime() const { return parts_[side_prime].tensor != nullptr; }
 
-    // Gives up the device's part: of the elements along the axis so many are streamed, the others are on the host.
+    // Moves GG and hot experts to the host: `cg` elements along the axis are streamed, all others are CC.
     void leave_device(int64_t cg);
 
     // Writes the whole tensor's bytes to all parts.
@@ -116,9 +116,9 @@ struct WeightMemory {
     int64_t                 device_bytes = 0;
 };
 
-// Takes memory for the parts of all weights: as much of GG as their device has room for, the rest on the host. Moves
-// cuts where the device cannot compute a weight, has no room, or a layout cannot hold it, and says so. Throws
-// OALLAMA_NO_MEMORY when host memory is short.
+// Allocates memory for the parts of all weights: as much of GG as fits on their device, the rest on the host. Moves
+// cuts if the device cannot compute a weight or is full, or a layout cannot hold it, and reports each as a problem.
+// Throws OALLAMA_NO_MEMORY if host memory is short.
 WeightMemory place_weights(const std::vector<std::unique_ptr<SplitWeight>> & all,
                            const std::vector<ggml_backend_dev_t> & devices, const PlanSpec & plan,
                            const std::function<void(const std::string &)> & problem);
@@ -132,17 +132,17 @@ bool is_split_buft(ggml_backend_buffer_type_t buft);
 // The plan of a tensor in a split buffer; NULL for any other tensor. Views of one are not in it themselves.
 LoadedPlan * plan_of(const ggml_tensor * tensor);
 
-// The device beside which such a tensor is, and what its plan says of it.
+// The device on which such a tensor has GG and CG, and its settings in the plan.
 ggml_backend_dev_t device_of(const ggml_tensor * tensor);
 const DeviceSpec & device_spec_of(const ggml_tensor * tensor);
 
 // The weight behind a tensor in a split buffer; NULL for any other, and before it was allocated.
 SplitWeight * weight_of(const ggml_tensor * tensor);
 
-// Gives a weight's parts their memory if that has not been done; false where that failed.
+// Allocates the memory of a weight's parts if that has not been done; false if it failed.
 bool ensure_placed(const ggml_tensor * tensor);
 
-// Whether nothing has gone wrong with what a tensor's buffer holds; true for any other tensor.
+// Whether a tensor's split buffer was loaded without a failure; true for any other tensor.
 bool is_sound(const ggml_tensor * tensor);
 
 } // namespace oallama

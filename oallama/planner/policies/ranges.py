@@ -1,12 +1,12 @@
-"""The policy of several devices: a range of layers for each, of whole operators (planner/ranges.py), and splits beside
-each local one.
+"""The policy of several devices: a range of layers for each, of whole operators (planner/ranges.py), and splits on each
+local device.
 
-The ranges of whole operators are the best that there are. Splits are searched for from there: each local device's
-layers, between two borders, are planned as a model of their own, as one device's are (planner/parts.py,
-policies/sliced.py), in the memory that it has. Another machine has whole layers, behind all of these. Borders are
-looked at one after the other, downhill, with few choices of cuts, then the best ones with all of them.
+The ranges of whole operators are optimal (a dynamic program). Splits are a local search that starts from them: the
+layers of each local device, between two borders, are planned as for a single device (planner/parts.py,
+policies/sliced.py), in its memory. A device of another machine has whole layers, after all others. Borders move one at
+a time, downhill, with few options of cuts; the best borders are then planned with all options.
 
-`--policy` does not offer it: with several devices, Placer.plan compares it with the best plan on each of them alone.
+It has no name for `--policy`: with several devices Placer.plan compares it with the best plan on each device alone.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Propose = Callable[[WholeRanges, Sequence[DeviceMemory]], Placement]
 
 
 def best_over(problem: Problem, asked: Request) -> VerifiedPlan:
-    """The fastest placement over the problem's devices that fits each, by no_alloc loads as best_verified has them; on
-    the CPU where fewer than two devices would be used. Raises DoesNotFit where none fits."""
+    """The fastest placement over the problem's devices that fits all of them, verified as by best_verified; on the CPU
+    if fewer than two devices would be used. Raises DoesNotFit if none fits."""
     before = [
         device.no_alloc_load(asked.workload, operators_on_host(device, asked.workload)) for device in problem.devices
     ]
@@ -57,8 +57,8 @@ def best_over(problem: Problem, asked: Request) -> VerifiedPlan:
 
 
 def _best(problem: Problem, asked: Request, before: Sequence[LoadBytes], propose: Propose) -> VerifiedPlan | None:
-    """The fastest that is proposed and fits; None where it uses fewer than two devices. before: what each device's load
-    takes without operators. Raises DoesNotFit."""
+    """The fastest proposal that fits; None if it uses fewer than two devices. before: the load of each device without
+    operators. Raises DoesNotFit."""
     workload, n_layer = asked.workload, problem.graph.n_layer
     costs = device_costs(problem, passes(workload, asked.phase))
     corrected = [
@@ -95,12 +95,12 @@ def _best(problem: Problem, asked: Request, before: Sequence[LoadBytes], propose
 
 
 def _bytes_left(memory: DeviceMemory, n_blocks: int) -> int:
-    """Return the bytes left for operators beside the norms and KV of n_blocks layers."""
+    """Bytes left for operators beside norms and KV of n_blocks layers."""
     return memory.operator_budget(memory.n_layer - n_blocks)
 
 
 def on_each(problem: Problem, placement: Placement) -> list[tuple[int, int]]:
-    """(blocks, bytes of operators and slices, with what these need) of each device."""
+    """(number of layers, bytes of operators and of slices with their staging) of each device."""
     begins, graph = accumulate(placement.device_layers, initial=placement.first_device_layer), problem.graph
     found: list[tuple[int, int]] = []
     for begin, n_layers, beside in zip(begins, placement.device_layers, placement.device_splits, strict=False):
@@ -113,11 +113,11 @@ def on_each(problem: Problem, placement: Placement) -> list[tuple[int, int]]:
 
 
 class _Splits:
-    """Proposes splits beside each local device, and the best of the other layers on the machines behind them. Once a
-    placement was verified, the borders beside its own are looked at."""
+    """Proposes splits on each local device, and the best whole layers on devices of other machines. After a placement
+    was verified, tries borders near its own."""
 
     def __init__(self, problem: Problem, asked: Request, whole: Placement) -> None:
-        """whole: the ranges from whose borders the search goes downhill."""
+        """whole: ranges of whole operators, from whose borders the search starts."""
         self._problem, self._asked = problem, asked
         self._n_local = sum(not device.profile.is_remote for device in problem.devices)
         ends = [*accumulate(whole.device_layers, initial=whole.first_device_layer)][1 : self._n_local + 1]
@@ -148,7 +148,7 @@ class _Splits:
         return placed(self._borders, False)
 
     def _moved(self, number: int, seconds: Callable[[tuple[int, ...]], float]) -> tuple[int, ...]:
-        """The borders with one of them where no lower value is beside it."""
+        """The borders with one of them moved to a local minimum."""
         before, behind = self._borders[:number], self._borders[number + 1 :]
         least, most = (0, *before)[-1], (*behind, self._n_layers)[0]
 
@@ -160,7 +160,7 @@ class _Splits:
     def _placed(
         self, ranges: WholeRanges, part: Callable[[int, Window], Placement], borders: tuple[int, ...]
     ) -> Placement:
-        """Each device's part, up to its border, and whole layers behind the last."""
+        """The part of each local device, up to its border, and whole layers after the last border."""
         windows = [(device, window) for device, window in enumerate(pairwise((0, *borders))) if window[0] < window[1]]
         placements = [part(device, window) for device, window in windows]
         if not windows or NOTHING in placements:
@@ -169,8 +169,8 @@ class _Splits:
         return ranges.joined([RangePart(*window, placement) for window, placement in pairs], borders[-1])
 
     def _part(self, memory: DeviceMemory, device: int, window: Window, quick: bool) -> Placement:
-        """The fastest of a device's layers that uses it; NOTHING where there is none. The first device's begin with
-        those that the host has; any other one has all of its layers."""
+        """The fastest placement of a device's layers that uses the device; NOTHING if there is none. The first device's
+        part includes the host's layers; norms and KV of other parts are all on their device."""
         asked, part, n_blocks = replace(self._asked, quick=quick), self._problems(device, window), window[1] - window[0]
         n_layer = self._problem.graph.n_layer
         budget = MemoryBudget(

@@ -1,8 +1,8 @@
-"""Policies: each says where operators go, for the prices of a workload and the memory that a device has.
+"""The registry of policies, and the search that each one runs: propose, verify, correct the budget.
 
-A policy is a function from a problem and a memory budget to placements. The fastest one that fits is taken, after
-no_alloc loads (best_verified). `@policy(name, help)` makes one; in this process it is then known by that name, and
-`Placer.plan` takes it as it is.
+A policy is a function from a problem and a memory budget to proposed placements. best_verified takes the fastest that
+fits, by no_alloc loads. `@policy(name, help)` makes a Policy of such a function and registers its name in this process;
+`Placer.plan` also accepts the Policy itself.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from oallama.planner.verify import nothing_placed, on_cpu, verify
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a caller may choose of how a policy places: OATO's affinity and fill, and how far copies of streamed weights
-    run ahead. Raises UsageError for what there is not."""
+    """Options of a policy: OATO's affinity and fill, and how far copies of streamed weights run ahead. Raises
+    UsageError for unknown values."""
 
     affinity: AffinityRule = "default"
     fill: FillRule = "continue"
@@ -42,7 +42,7 @@ class Rules:
 
     @property
     def need_oato(self) -> bool:
-        """Whether some were chosen that only OATO has."""
+        """Whether an option that only OATO has differs from its default."""
         return (self.affinity, self.fill) != ("default", "continue")
 
 
@@ -56,42 +56,42 @@ class Request:
     rules: Rules = Rules()
     passes: Sequence[Pass] | None = None  # that attention is chosen for; None: the workload's
     n_ubatches: Sequence[int] = ()  # micro-batches above the workload's that may be taken instead
-    quick: bool = False  # look at less, as many devices are asked about at once
+    quick: bool = False  # search less: what-if plans for many devices
     required: bool = True  # raise DoesNotFit where the device has no room, else leave everything on the CPU
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Prices of the workload, and the device's memory budget, that a policy places by."""
+    """What a policy proposes placements from: prices of the workload, and the device's memory."""
 
     request: Request
-    workload: Workload  # its micro-batch may be smaller than the one that was asked for
+    workload: Workload  # its micro-batch may be smaller than the requested one
     costs: Costs  # over the phase
     memory: DeviceMemory  # before any operator
     slicer: Callable[..., Slicer]  # prices of blocks that are cut, for a workload
-    has_llama: bool = True  # False: llama.cpp is on the CPU alone, so that only slices may be on the device
-    may_be_bare: bool = False  # beside llama.cpp too: it has layers on another device
-    has_all_layers: bool = False  # whose norms and KV must be on the device: it is behind another one
-    notes: tuple[str, ...] = ()  # on what was lowered to make this budget
-    last: Placement | None = None  # what was proposed for this budget before it was corrected
-    to_beat_s: float = inf  # of what is proposed for another budget
+    has_llama: bool = True  # False: llama.cpp runs on the CPU alone, so only slices may be on the device
+    may_be_bare: bool = False  # True: slices alone are possible with has_llama too, as llama.cpp uses another device
+    has_all_layers: bool = False  # True: norms and KV of all layers are on the device (a later one of several)
+    notes: tuple[str, ...] = ()  # what was lowered to make this budget
+    last: Placement | None = None  # the last proposal for this budget, before it was corrected
+    to_beat_s: float = inf  # seconds of the fastest proposal for the other budgets
 
     def operator_bytes(self, first_device_layer: int) -> int:
-        """Bytes for whole operators, with norms and KV of the layers from first_device_layer on; negative: these do not
-        fit."""
+        """Bytes for whole operators beside norms and KV of the layers from first_device_layer on. Negative: norms and
+        KV do not fit."""
         if self.has_all_layers and first_device_layer > 0:
             return -1
         return self.memory.operator_budget(first_device_layer)
 
     @property
     def first_device_layer(self) -> int:
-        """The first layer from which on norms and KV fit the device."""
+        """The lowest first_device_layer whose norms and KV fit the device."""
         n_layer = self.memory.n_layer
         return next((first for first in range(n_layer) if self.memory.beside_split.budget(first) >= 0), n_layer)
 
     def cut_bytes(self, first_device_layer: int | None = None, used: int = 0) -> tuple[int, int]:
-        """(bytes for operators and what slices need beside them, bytes for weights alone), with norms and KV of the
-        layers from this one on, and so many bytes of operators, on the device. None: of as many layers as fit."""
+        """(bytes for slices with their staging, bytes for slices alone) beside norms and KV of the layers from
+        first_device_layer on and `used` bytes of whole operators. None: as many layers as fit."""
         memory = self.memory.beside_split if self.has_llama else self.memory
         budget = memory.budget(self.first_device_layer if first_device_layer is None else first_device_layer) - used
         return budget, for_weights(budget, memory.operators_limit, used)
@@ -105,43 +105,43 @@ Finish = Callable[[VerifiedPlan, bool], VerifiedPlan]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One way to place. place: the verified placement."""
+    """A policy by name. place: makes the verified placement of a request."""
 
     name: str
     help: str  # what it does, in a few words
     place: Place
-    streams: bool = False  # whether it may stream weights, so that Rules.prefetch counts
-    published: str = ""  # of another system's policy, what of it is not here
-    has_rules: bool = False  # whether Rules.affinity and Rules.fill count
-    takes_ngl: bool = False  # whether it is what -ngl asks for
+    streams: bool = False  # whether it may stream weights, so that Rules.prefetch applies
+    caveat: str = ""  # of another system's policy: what this version lacks; becomes a note of its plans
+    has_rules: bool = False  # whether Rules.affinity and Rules.fill apply
+    takes_ngl: bool = False  # whether -ngl chooses it
     uses_device: bool = True
-    by_llama_cpp: bool = False  # its own --fit places on a device that is here; `place` predicts that for others
-    is_given: bool = False  # a placement of the caller's own, which stays as it is
-    attention: FlashAttention | None = None  # where none is asked for; None: the faster by prediction
-    finish: Finish = lambda decision, is_auto: decision  # as it is told
+    by_llama_cpp: bool = False  # llama.cpp's --fit places on real devices; `place` predicts that for described ones
+    is_given: bool = False  # a placement of the caller, which must not change
+    attention: FlashAttention | None = None  # unless the user asks for another; None: the faster by prediction
+    finish: Finish = lambda decision, is_auto: decision  # sets the name and notes of its plans
 
     @property
     def keeps_ubatch(self) -> bool:
-        """Whether a larger micro-batch would not be what it stands for."""
-        return bool(self.published) or self.by_llama_cpp or self.is_given
+        """Whether the micro-batch is part of the policy, so that no larger one is tried."""
+        return bool(self.caveat) or self.by_llama_cpp or self.is_given
 
 
 POLICIES: dict[str, Policy] = {}
-"""Policies by name, in the order in which help lists them: ours, and those of other packages that were asked for."""
+"""Policies by name, in the order of the help: ours, and those of other packages once they are imported."""
 
 EXTENSIONS = "oallama.policies"
-"""Entry points of this group are named as the policy that their module makes."""
+"""Group of entry points, each named after the policy that its module registers."""
 
 
 def find_policy(name: str) -> Policy | None:
-    """The policy of this name, which another package may have. Raises UsageError if that cannot be imported."""
+    """The policy of this name; imports the package that offers it. Raises UsageError if that fails."""
     if name not in POLICIES:
         load_offered(EXTENSIONS, name)
     return POLICIES.get(name)
 
 
 def policy_names() -> tuple[str, ...]:
-    """The names of all policies; nothing is imported for them."""
+    """The names of all policies, without importing other packages."""
     return tuple(dict.fromkeys((*POLICIES, *offered(EXTENSIONS))))
 
 
@@ -153,9 +153,9 @@ def register(new: Policy) -> Policy:
 def policy(
     name: str, help: str, *, reason: str = "", slices_alone: bool = False, **more: Any
 ) -> Callable[[Propose], Policy]:
-    """Make a policy of a function, and register it. reason: why the device stays empty where the function yields
-    nothing that uses it. slices_alone: it may leave llama.cpp on the CPU, and put nothing but slices on the device.
-    more: further fields of a Policy."""
+    """Make a policy of a function, and register it. reason: the note of a plan that leaves the device empty because the
+    function yields no placement that uses it. slices_alone: propose also with llama.cpp on the CPU and only slices on
+    the device. more: further fields of Policy."""
     reason = reason or f"{name} found no placement that fits"
 
     def decorator(propose: Propose) -> Policy:
@@ -173,11 +173,12 @@ ROUNDS = 6
 def best_verified(
     problem: Problem, request: Request, name: str, propose: Propose, reason: str, slices_alone: bool = False
 ) -> VerifiedPlan:
-    """The best of what `propose` yields: the fastest; of OATO as published the one that uses the device best.
+    """The fastest verified placement of those that `propose` yields. (With affinity "paper": the one that leaves the
+    least memory unused.)
 
-    What llama.cpp takes beside operators is only known from a no_alloc load. So the fastest proposal is verified by
-    one, and its budget is then proposed for again: with less of it where the placement does not fit, with more where it
-    leaves some. Where nothing is better on the device, everything is on the CPU, for the workload as it was asked for.
+    Only a no_alloc load tells what llama.cpp takes beside operators. So each round verifies the fastest proposal, then
+    corrects its budget and proposes again: with less memory if the placement did not fit, with more if it left some. If
+    no proposal uses the device, everything is placed on the CPU, for the requested workload.
     """
     budgets, notes = budgets_of(problem, request, slices_alone)
     if not budgets:
@@ -195,7 +196,7 @@ def best_verified(
         for i in open_budgets:
             to_beat_s = min((proposal.seconds for proposal in proposed.values()), default=inf)
             budget = replace(budgets[i], memory=corrected[i].memory, to_beat_s=to_beat_s)
-            least_s = inf  # what takes that, the device cannot compute all of
+            least_s = inf  # an infinite price: the device cannot compute an operator that was placed there
             for placement in propose(problem, budget):
                 if placement.seconds < least_s:
                     least_s, proposed[i], budgets[i] = placement.seconds, placement, replace(budgets[i], last=placement)
@@ -223,8 +224,8 @@ def best_verified(
 def budgets_of(
     problem: Problem, request: Request, slices_alone: bool = False
 ) -> tuple[list[MemoryBudget], tuple[str, ...]]:
-    """The budgets to make proposals for: beside llama.cpp on the device, and for slices alone; and notes on what was
-    lowered, or why no budget is left."""
+    """The budgets to propose for (with llama.cpp on the device; for slices alone), and notes: what was lowered, or why
+    there is no budget."""
     streaming = StreamSettings(prefetch=request.rules.prefetch)
     slicer = cache(lambda workload, **may: Slicer(problem, workload, pricing_of(problem, streaming), **may))
     budgets: list[MemoryBudget] = []

@@ -1,7 +1,6 @@
-"""The `split`, `scheinfer` and `experts` policies: OATO decides what lies whole on the device, slices take what it
-leaves. They are one search with two switches: whether weights may be streamed, so that blocks are cut three ways and
-the device computes some of a prompt's tokens (`scheinfer`), and whether the device may have the most used experts of a
-layer instead of a slice through all of them (`experts`).
+"""The `split`, `scheinfer` and `experts` policies: OATO places whole operators in a part of the memory, slices take the
+rest. They are one search with two switches: `streams`, for blocks cut three ways and n_g (`scheinfer`), and `hot`, for
+the most used experts of a layer instead of a slice through all of them (`experts`).
 """
 
 from __future__ import annotations
@@ -25,51 +24,50 @@ from oallama.planner.transfers import Transfers
 from oallama.planner.whole import exchange, search
 
 Sides = tuple[tuple[bool, ...], int]
-"""Which operators are on the device, and from which layer on norms and KV are."""
+"""(which operators are on the device, first_device_layer)."""
 
 EXPERTS = "experts"
-"""Policy scheinfer with hot sets of experts, for models whose routing is known."""
+"""The policy scheinfer with hot experts."""
 
 SHARES, QUICK_SHARES = (1.0, 0.75, 0.5, 0.25, 0.125), (1.0, 0.5)
-"""Shares of the budget for whole operators that OATO may fill."""
+"""Shares of the budget that OATO may fill with whole operators."""
 
 SHARE_STEP = 0.125
-"""From the best share of these to the ones beside it, which are looked at too: without them one plan of the corpus' 129
-is 2.1 % slower. Half a step more from there moves no plan by 1 %."""
+"""Distance from the best of SHARES to two more shares that are tried: without them one of 129 plans of the corpus is
+2.1 % slower. Trying half a step further changes no plan by 1 %."""
 
 COARSE_VALUES = 4
-"""Values of r_GG while placements are compared. Those within a block's share of the best are cut finely: with these
-values alone eight of 29 plans are slower, by up to 36 %."""
+"""Number of values of r_GG while placements are compared. Those near the best (_near) are then cut with N_VALUES:
+without that eight of 29 plans are slower, by up to 36 %."""
 
 N_SLOTS = (2, 1)
-"""Slots of the ring. With two, a block is copied while another is computed; one leaves the memory to weights: without
-it three of 29 plans are slower, by up to 10.5 %."""
+"""Numbers of slots of the ring to try. With two, a block is copied while another is computed; one slot leaves memory
+for weights: without it three of 29 plans are slower, by up to 10.5 %."""
 
 MUCH_STAGING = 0.1
-"""Share of the device's memory. Where staging takes more, a smaller micro-batch may gain more room than it costs:
-without one a plan of 214 is 4.4 % slower."""
+"""Share of the budget. If staging takes more, a smaller ring or micro-batch is tried: without a smaller micro-batch one
+of 214 plans is 4.4 % slower."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Whole operators, and the cuts of what these leave on the host."""
+    """A placement of whole operators, with the cuts of the other operators."""
 
     workload: Workload  # its micro-batch may be lowered
     whole: Placement
-    budget: tuple[int, int]  # bytes of the device: for cuts and their staging, and for cuts alone
-    seconds: float  # of the phase, cuts included
-    n_slots: int = N_SLOTS[0]  # of the ring that cuts are streamed through
-    plan: SlicePlan | None = None  # None: nothing is cut
-    budget_limited: bool = False  # with more of the device's memory there would be other cuts
+    budget: tuple[int, int]  # bytes of the device: for slices and their staging, and for slices alone
+    seconds: float  # of the phase, with the cuts
+    n_slots: int = N_SLOTS[0]  # of the ring
+    plan: SlicePlan | None = None  # None: no cuts
+    budget_limited: bool = False  # more device memory would change the cuts
 
 
 class SliceSearch:
-    """OATO decides what lies whole on the device; what is left on the host is sliced.
+    """The search of one memory budget: OATO places whole operators in a share of it, and slices take the rest.
 
-    A slice needs nothing of llama.cpp on the device: no KV, no compute buffers, no layers. So OATO is asked for less
-    and less of the device's memory, and what it leaves goes to slices; around the best share it is asked whether a
-    little more or less would buy more as slices. OATO's own placement is among the trials. In the budget without
-    llama.cpp on the device all of it goes to slices.
+    A slice needs no KV, no compute buffers and no layers of llama.cpp on the device. So OATO fills smaller and smaller
+    shares of the memory; near the best share two more are tried. OATO's own placement is one of the trials. In the
+    budget without llama.cpp on the device all memory goes to slices.
     """
 
     def __init__(self, problem: Problem, budget: MemoryBudget, streams: bool, hot: bool) -> None:
@@ -78,8 +76,8 @@ class SliceSearch:
         self._fine_values = COARSE_VALUES if self._quick else N_VALUES
         self._slicer = cache(budget.slicer(budget.request.workload, streams=streams, hot=hot).varied)
         ahead = streams and budget.request.rules.prefetch == "ahead" and not problem.profile.is_blocking
-        self._n_slots = N_SLOTS if ahead else (1,)  # where nothing is copied ahead, more gain nothing
-        self.has_hot = False  # of the placement that was yielded last
+        self._n_slots = N_SLOTS if ahead else (1,)  # a second slot gains only if copies run ahead
+        self.has_hot = False  # whether the last yielded placement has hot experts
 
     def best(self) -> Iterator[Placement]:
         """Yield the placement with the least predicted time in the budget, if anything fits it."""
@@ -98,7 +96,7 @@ class SliceSearch:
                 fine.append(self._cut(trial, self._fine_values, trial.n_slots))
             finest = min(fine, key=_seconds)
             best = min(best, finest, key=_seconds)
-            for n_slots in self._n_slots:  # another number of them may be better
+            for n_slots in self._n_slots:  # the other numbers, with fine cuts
                 if n_slots != finest.n_slots:
                     best = min(best, self._cut(finest, self._fine_values, n_slots), key=_seconds)
         plan = best.plan
@@ -117,8 +115,8 @@ class SliceSearch:
         yield replace(placement, notes=(*notes, *hot_notes(plan)), n_ubatch=n_ubatch)
 
     def _alone(self, found: list[Trial]) -> Iterator[Trial]:
-        """What is cut next, each as `found` has it then: llama.cpp on the CPU alone. While memory is short, smaller
-        micro-batches are tried: they leave more of it for weights."""
+        """Yield trials with llama.cpp on the CPU alone; the caller cuts each and appends it to `found`. While memory is
+        short, tries smaller micro-batches, which leave more memory for weights."""
         costs, asked, least_s = self._memory_budget.costs, self._memory_budget.workload, inf
         workload = asked
         while True:
@@ -133,14 +131,15 @@ class SliceSearch:
                 return
             if trial.plan is not None:
                 if trial.seconds > least_s:
-                    return  # to halve it again frees half as much memory, and adds twice as many passes
+                    return  # halving again would free half as much memory and add twice as many passes
                 least_s = trial.seconds
             workload = replace(workload, n_ubatch=workload.n_ubatch // 2)
             costs = costs_of(self._problem, workload, self._memory_budget.request.phase, llama_uses_device=False)
 
     def _beside(self, found: list[Trial]) -> Iterator[Trial]:
-        """What is cut next, each as `found` has it then: OATO's placements in shares of the room, and attention whole.
-        Once a placement for this budget was verified, only its share and the whole are looked at."""
+        """Yield trials with llama.cpp on the device; the caller cuts each and appends it to `found`: OATO's placements
+        in shares of the budget, and attention whole. After a first verified placement of this budget, only its share
+        and the whole budget are tried."""
         budget, costs, operators = self._memory_budget, self._memory_budget.costs, self._problem.operators
         looked: dict[Sides, Trial] = {}
         transfers, by_share = Transfers(costs), dict[float, Trial]()
@@ -153,7 +152,7 @@ class SliceSearch:
             return looked[sides]
 
         def filled(share: float) -> Placement:
-            """OATO's placement in a share of the room."""
+            """OATO's placement in a share of the budget."""
             first_layers = (0,) if self._quick else None
             return search(costs, self._budget(share), first_layers=first_layers, transfers=transfers)
 
@@ -163,14 +162,14 @@ class SliceSearch:
         for share in self._shares():
             placement = filled(share)
             if not placement.llama_uses_device(self._problem.graph.n_layer):
-                break  # norms and KV have no room there
+                break  # norms and KV do not fit
             by_share[share] = yield from look(placement)
         if by_share and not self._quick:
             middle = best_share()
             for share in (middle - SHARE_STEP, middle + SHARE_STEP) if budget.last is None else ():
                 if 0 < share <= 1:
                     by_share[share] = yield from look(filled(share))
-            for share in {1.0, best_share()}:  # all of the room: as `oato` has it
+            for share in {1.0, best_share()}:  # the whole budget, as in policy `oato`
                 yield from look(exchange(costs, operators, self._budget(share), by_share[share].whole))
         found[:0] = [_uncut(trial) for trial in found]
         placement = attention(costs, operators)
@@ -180,7 +179,7 @@ class SliceSearch:
             yield from look(placed_whole(costs, (False,) * len(operators), self._problem.graph.n_layer))
 
     def _shares(self) -> Sequence[float]:
-        """Shares of the budget that OATO may fill, the whole first."""
+        """Shares of the budget that OATO may fill, 1.0 first."""
         last = self._memory_budget.last
         if last is None:
             return QUICK_SHARES if self._quick else SHARES
@@ -195,7 +194,7 @@ class SliceSearch:
         return budget
 
     def _near(self, seconds: float) -> float:
-        """Within a block's share of it a trial that was cut coarsely may be the best one."""
+        """Seconds up to which a coarsely cut trial may still be the best: one block's share above `seconds`."""
         return seconds * (1 + 1 / max(1, sum(self._problem.splittable)))
 
     def _trial(self, workload: Workload, whole: Placement) -> Trial:
@@ -203,7 +202,7 @@ class SliceSearch:
         return Trial(workload, whole, self._memory_budget.cut_bytes(whole.first_device_layer, used), whole.seconds)
 
     def _cut(self, trial: Trial, n_values: int, n_slots: int | None = None) -> Trial:
-        """Cut what the trial leaves on the host anew, in its room, with a ring of so many slots; None: of the most."""
+        """The trial with new cuts, for a ring of n_slots slots; None: the largest number to try."""
         n_slots = n_slots or self._n_slots[0]
         plan = self._slicer(trial.workload, n_slots).plan(trial.whole, *trial.budget, n_values)
         trial = replace(_uncut(trial), n_slots=n_slots, budget_limited=plan is not None and plan.budget_limited)
@@ -229,21 +228,21 @@ def _uncut(trial: Trial) -> Trial:
 
 
 def attention(costs: Costs, operators: Sequence[Operator]) -> Placement:
-    """Place all but FFNs whole on the device, all norms and KV with it, whatever memory that takes. FFNs that are then
-    sliced live there too (cost/blocks.py, residents): one block a layer is left to join. Without this placement three
-    of 29 plans are slower, by up to 4.1 %; attention of the last half of the layers moves none of 78 by 1 %."""
+    """Place attention of all layers whole on the device, with all norms and KV, ignoring memory. FFNs that are then
+    sliced live on the device too (cost/blocks.py, residents), so one block per layer is joined. Without this placement
+    three of 29 plans are slower, by up to 4.1 %; attention of the last half of the layers changes none of 78 by 1 %."""
     pairs = zip(operators, costs.operators, strict=True)
     return placed_whole(costs, [o.layer is not None and c.t_gpu_s is not None and not is_ffn(o) for o, c in pairs], 0)
 
 
 def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
-    """How much of the traffic the hot experts are expected to serve."""
-    hot = [(cost, cut) for cost, cut in plan.layers if cut.n_hot]
+    """A note with the number of hot experts and their expected hit rates."""
+    hot = [(kind, cut) for kind, cut in plan.cut_blocks if cut.n_hot]
     if not hot:
         return ()
-    n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(cost.n_expert for cost, _ in hot)
+    n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(kind.n_expert for kind, _ in hot)
     decode, prompt = (
-        sum(getattr(cost.use, of)[cut.n_hot] for cost, cut in hot if cost.use is not None) / len(hot)
+        sum(getattr(kind.use, of)[cut.n_hot] for kind, cut in hot if kind.use is not None) / len(hot)
         for of in ("decode", "prompt")
     )
     if plan.exchanges:
@@ -263,7 +262,7 @@ def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
 
 
 def _simplest(decision: VerifiedPlan, is_auto: bool) -> VerifiedPlan:
-    """What `auto` found, by the name of the policy with the fewest choices that has it."""
+    """Name a plan of `auto` after the simplest policy that could have made it."""
     placement = decision.placement
     if not is_auto or placement.split.hot_bytes:
         return decision
@@ -277,7 +276,7 @@ def _with_hot(decision: VerifiedPlan, is_auto: bool) -> VerifiedPlan:
 
 
 def hot_fault(problem: Problem) -> str:
-    """Why no experts can be placed by use; "" if some can."""
+    """Why policy experts cannot be used; "" if it can."""
     routing = problem.routing
     if all(operator.op != "MUL_MAT_ID" for operator in problem.operators):
         return f"policy {EXPERTS} needs a model with experts; use scheinfer"
@@ -325,14 +324,14 @@ def experts(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
 
 
 def most_choices(problem: Problem, budget: MemoryBudget) -> Iterator[Placement]:
-    """Propose with hot experts where the model may have them, else with streams: the policy with the most choices."""
+    """Propose with hot experts if the model may have them, else as scheinfer: the policy with the most options."""
     hot = not hot_fault(problem)
     searches = _searches(problem, budget) if hot else (SliceSearch(problem, budget, streams=True, hot=False),)
     return chain.from_iterable(search.best() for search in searches)
 
 
 def _searches(problem: Problem, budget: MemoryBudget) -> Iterator[SliceSearch]:
-    """The search with hot sets; where it finds none, also the search without, which finds better slices."""
+    """Yield the search with hot experts; if it finds none, also the one without, which finds better slices."""
     search = SliceSearch(problem, budget, streams=True, hot=True)
     yield search
     if not search.has_hot:

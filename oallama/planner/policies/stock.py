@@ -1,11 +1,11 @@
 """The policies of stock llama.cpp: `fit`, `stock`, `layers` and `cpu`.
 
-`fit` is what --fit puts on a device of a given size, without llama.cpp and without the device (run/fit.py calls the
-real one, which needs the device). It looks at bytes only. Dense models: as many whole layers as fit, from the end.
-Models with experts: first every layer's other weights, then experts of whole layers from the end, then a part of one
-layer's more.
+`fit` predicts the placement of --fit on a device of a given size, without llama.cpp and without the device (run/fit.py
+calls the real one). It depends on bytes only. Dense models: as many whole layers as fit, from the end. Models with
+experts: first all other weights of every layer, then experts of whole layers from the end, then a part of one more
+layer's experts.
 
-`stock` is the best of what its other options can do, too: STOCK_MODES, each by name.
+`stock` is the fastest of STOCK_MODES: --fit and other options.
 """
 
 from __future__ import annotations
@@ -52,13 +52,12 @@ from oallama.planner.problem import (
 from oallama.planner.verify import on_cpu
 
 PARTS = (("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps",))
-"""Parts of one more layer's experts, of which the largest that fits is taken: all but down, or up alone."""
+"""Parts of one more layer's experts, the largest first: all but down, or up alone."""
 
 
 def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory) -> tuple[Placement, Predicted]:
-    """The placement in the device's memory (before any operator), and what it is predicted to take. What stays on the
-    host is streamed to the device for large batches, also where the device has nothing else; where not even its buffers
-    fit, everything is on the CPU."""
+    """--fit's placement in the device's memory, with its price. Host weights are offloaded in large batches, also if
+    the device has no layers; if not even its buffers fit, everything is on the CPU."""
     if memory.budget(memory.n_layer) < 0:
         placement = cpu_alone(problem, workload, "mixed")
     else:
@@ -68,7 +67,7 @@ def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory)
 
 
 def stock_fit(costs: Costs, operators: Sequence[Operator], budget: OperatorBudget) -> Placement:
-    """The placement, priced over the passes of `costs`."""
+    """The placement with its seconds over the passes of `costs`."""
     n_layer = costs.graph.n_layer
     whole = layers(costs, budget)
     experts = [operator.op == "MUL_MAT_ID" for operator in operators]
@@ -98,7 +97,7 @@ def stock_fit(costs: Costs, operators: Sequence[Operator], budget: OperatorBudge
 
 
 def stock_decision(problem: Problem, workload: Workload) -> VerifiedPlan:
-    """--fit's placement on the device, with its memory breakdown."""
+    """The verified plan of --fit's placement."""
     placement, predicted = priced_stock_fit(problem, workload, empty_memory(problem, workload))
     memory = measured(problem, workload, placement, problem.capacity(problem.no_alloc_load(workload, placement)))
     name = "fit" if placement.stock else "cpu"
@@ -122,7 +121,7 @@ def whole_layers(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
 
 
 Variant = Callable[[Problem, MemoryBudget], Placement | None]
-"""One configuration of stock llama.cpp in a budget; None if it cannot be or does not fit."""
+"""One configuration of stock llama.cpp in a budget; None if it is impossible or does not fit."""
 
 
 def _layers(problem: Problem, budget: MemoryBudget) -> Placement:
@@ -139,7 +138,7 @@ def _fitted(problem: Problem, budget: MemoryBudget) -> Placement:
 
 
 def _fewest_experts(problem: Problem, budget: MemoryBudget) -> Placement | None:
-    """All but the experts of as few first layers as fit."""
+    """Everything on the device except the experts of the first layers, as few as possible (-ncmoe)."""
     for n in range(1, problem.graph.n_layer + 1):
         placement = _without_experts(problem, n)
         if placement is None or own_bytes(problem, placement) <= budget.operator_bytes(0):
@@ -148,8 +147,8 @@ def _fewest_experts(problem: Problem, budget: MemoryBudget) -> Placement | None:
 
 
 def _without_experts(problem: Problem, n_layers: int) -> Placement | None:
-    """All on the device but the experts of the first layers; None if it has no experts or cannot compute the
-    others."""
+    """Everything on the device except the experts of the first layers; None if the model has no experts, or the device
+    cannot compute the other operators."""
     operators, kernels = problem.operators, problem.kernels
     hosted = [o.op == "MUL_MAT_ID" and o.layer is not None and o.layer < n_layers for o in operators]
     on_device = [operator for operator, on_host in zip(operators, hosted, strict=True) if not on_host]
@@ -171,8 +170,8 @@ def _with_no_host(variant: Variant) -> Variant:
 
 
 def _cached(share_on_host: float) -> Variant:
-    """Experts of the first layers in host memory, all others on the device, and what it has left for a cache of them.
-    share_on_host: of the layers."""
+    """Experts of the first layers in host memory, everything else on the device, and an expert cache in the rest of its
+    memory. share_on_host: share of the layers whose experts are on the host."""
 
     def changed(problem: Problem, budget: MemoryBudget) -> Placement | None:
         placement = _without_experts(problem, ceil(share_on_host * problem.graph.n_layer))
@@ -194,7 +193,7 @@ STOCK_MODES: Mapping[str, tuple[Variant, ...]] = {
     "no-host": tuple(map(_with_no_host, (_layers, _nothing, _fewest_experts))),
     "moe-cache": tuple(map(_cached, (1.0, 0.75, 0.5))),
 }
-"""What stock llama.cpp can be told, by the names of the arms of `bench`."""
+"""Configurations of stock llama.cpp, by the names of the arms of `bench`."""
 
 MOST_PROMISING = 3
 
@@ -208,9 +207,9 @@ def most_promising(
     to_beat_s: float = inf,
     latest_s: float = inf,
 ) -> list[VerifiedPlan]:
-    """The configurations of stock llama.cpp that are predicted to take the least, the best first, each with the best of
-    these micro-batches or the workload's; verified by no_alloc loads. to_beat_s, latest_s: most seconds that all,
-    and the prompt, may be predicted to take."""
+    """The configurations of stock llama.cpp with the least predicted time, the fastest first, each with the best of
+    these micro-batches and the workload's; verified by no_alloc loads. to_beat_s, latest_s: limits of the predicted
+    seconds of the whole run and of the prompt."""
 
     def priced(variant: Variant, budget: MemoryBudget) -> Placement | None:
         placement = variant(problem, budget)
@@ -255,14 +254,14 @@ def most_promising(
 
 
 def _differ(first: VerifiedPlan, other: VerifiedPlan) -> bool:
-    """Whether two configurations are not the same."""
+    """Whether two configurations differ."""
     return (first.placement.assignments, first.placement.stock, first.workload) != (
         other.placement.assignments, other.placement.stock, other.workload
     )  # fmt: skip
 
 
 def strongest(problem: Problem, asked: Request) -> VerifiedPlan:
-    """The fastest options by prediction, `policy` being their name in STOCK_MODES: --fit's where none is faster."""
+    """The fastest configuration by prediction, --fit's if none is faster. `policy` is its name in STOCK_MODES."""
     fit = stock_decision(problem, asked.workload)
     if all(fit.placement.on_device):
         return fit

@@ -1,9 +1,9 @@
-"""Predicts where llama.cpp's --fit puts layers on several devices of given sizes, without loading anything. Pure.
+"""Predicts where llama.cpp's --fit places layers on several devices of given sizes, without a load. Pure.
 
-As common_fit_params (b11549) does it. Where everything fits, layers are shared out by free memory. Else the last device
-gets as many of the last layers as it holds, then the one before it. Models with experts: first every layer's other
-weights, then whole layers from the first on, each device after the one before it. The part of one more layer that
---fit tries at last is not counted.
+As in common_fit_params (b11549). If everything fits, layers are divided by free memory. Else the last device gets as
+many of the last layers as fit, then the device before it, and so on. Models with experts: first all other weights of
+every layer, then whole layers from the first on, device after device. The part of one more layer that --fit tries last
+is ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ have their experts on it and the others have them on the host."""
 
 
 def stock_over(problem: Problem, workload: Workload) -> VerifiedPlan | None:
-    """--fit's placement over the problem's devices; None where it uses fewer than two of them, or does not fit."""
+    """--fit's placement over the problem's devices; None if it uses fewer than two of them, or does not fit."""
     operators, graph, n_layers = problem.operators, problem.graph, problem.graph.n_layer + 1
     memories = [empty_memory(device, workload) for device in problem.devices]
     experts = [operator.op == "MUL_MAT_ID" for operator in operators]
@@ -55,15 +55,14 @@ def stock_over(problem: Problem, workload: Workload) -> VerifiedPlan | None:
 
 
 def layers_by_share(n_layers: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """How many of the last n_layers layers llama.cpp gives each device: each to the one in whose share of the sum it
-    lies (llama_model::load_tensors)."""
+    """Number of the last n_layers layers that llama.cpp gives each device, by its share (llama_model::load_tensors)."""
     ends = [end / sum(shares) for end in accumulate(shares)]
     devices = [min(bisect_right(ends, layer / n_layers), len(shares) - 1) for layer in range(n_layers)]
     return tuple(map(devices.count, range(len(shares))))
 
 
 def fitted(n_layers: int, free: Sequence[int], fits: Fits, has_experts: bool) -> tuple[list[int], int]:
-    """(where each device's range of layers begins, and the last ends; the first layer without its experts there)."""
+    """(begin of each device's range of layers, and the end of the last; the first layer without experts there)."""
     devices = range(len(free))
     shares = [0, *accumulate(layers_by_share(n_layers, free))]
     if all(fits(device, begin, end, n_layers) for device, (begin, end) in enumerate(pairwise(shares))):
