@@ -64,12 +64,16 @@ def activation_bytes(run: tuple[tuple[ComputedBlock, ...], ...], n_tokens: int, 
     for phase in run:
         sides: tuple[list[_Node], ...] = ([], [], [], [])  # GG, packed rows, CG, CG'
         results: list[_Node] = []
-        for at, part in enumerate(phase):
+        there = 0  # tokens of the input that the block before has had sent
+        for part in phase:
             if part.hot is not None:
                 graph.sent += _sent_hot_bytes(part, part.hot, n_tokens)
                 results += _compute_hot(part, part.hot, n_tokens, sides)
                 continue
-            graph.sent += _sent_bytes(part, n_tokens, n_g, shared=at > 0 and part.block.behind == "input")
+            if part.block.behind != "input":
+                there = 0
+            graph.sent += _sent_bytes(part, n_tokens, n_g, there)
+            there = max(there, _n_read(part, n_tokens, n_g))
             results += _compute(part, n_tokens, n_g, sides)
         for side in sides:
             graph.nodes += side
@@ -81,15 +85,23 @@ def activation_bytes(run: tuple[tuple[ComputedBlock, ...], ...], n_tokens: int, 
     return graph.bytes()
 
 
-def _sent_bytes(part: ComputedBlock, n_tokens: int, n_g: int, shared: bool) -> int:
-    """Bytes of what is sent before anything is computed. shared: its input is that of the block before."""
+def _n_read(part: ComputedBlock, n_tokens: int, n_g: int) -> int:
+    """Tokens of which the device reads the input."""
+    return _at_once(part.block, n_tokens) if part.gg + part.cg else n_g
+
+
+def _sent_bytes(part: ComputedBlock, n_tokens: int, n_g: int, there: int) -> int:
+    """Bytes of what is sent before anything is computed. there: tokens of the input that are sent in any case; where
+    they are too few all are sent anew."""
+    n_read = _n_read(part, n_tokens, n_g)
     block, n_tokens = part.block, _at_once(part.block, n_tokens)
     elements = part.gg + part.cg
     biases = block.biases_each * (elements + part.late)
-    weights = block.summed * (n_tokens if elements else n_g) if block.n_summed(n_tokens) > 1 else 0
-    inputs = 0 if shared else block.sent * (n_tokens if elements else n_g)
+    weights = block.summed * n_read if block.n_summed(n_tokens) > 1 else 0
+    inputs = block.sent * n_read if n_read > there else 0
     if part.resident:
-        host_rows = block.returned_each * part.on_host * (n_tokens - (n_g if part.late else 0))
+        cc = part.on_host if elements else 0  # whole rows go where they belong
+        host_rows = block.returned_each * cc * (n_tokens - (n_g if part.late else 0))
         return ((inputs if part.host_input else 0) + biases + part.n_ids * n_tokens + host_rows) * F32
     own = block.sent_each * (elements * n_tokens + part.late * n_g)
     return (inputs + own + weights + biases) * F32

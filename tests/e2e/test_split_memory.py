@@ -148,6 +148,22 @@ def test_attention_that_reads_the_embedding(n_g: int, models: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arch", "roles", "resident"),
+    [
+        *product(["llama"], [("attn_v", "attn_k"), ("ffn_gate", "ffn_up")], [False, True]),
+        *product(["refact"], [HEADS[:2]], [False, True]),
+    ],
+)
+def test_an_input_that_is_read_of_some_tokens_and_then_of_all(
+    arch: str, roles: tuple[str, str], resident: bool, models: Path
+) -> None:
+    """The first on the host but for n_g, the other split."""
+    shares = dict(zip(roles, (0.0, 0.5), strict=True))
+    path = written(models, arch, weight_type="Q4_0")
+    assert_as_planned(path, lambda o: shares.get(o.role), resident=resident, n_g=N_UBATCH // 2)
+
+
+@pytest.mark.parametrize(
     ("arch", "resident", "share", "n_g"),
     crossed(["refact", "cohere2"], [False, True], [(0.5, 0.0), (0.25, 0.5)], [0, N_UBATCH // 2]),
 )
