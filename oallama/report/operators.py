@@ -460,8 +460,8 @@ RUN_KEYS = ("policy", "predicted", "memory", "operators", "token_assignment", "s
 
 
 def compared(report: AffinityReport) -> list[tuple[str, ...]]:
-    """Rows (name, TTFT, TPOT, rate, whole run, its time relative to the last row): baselines, the report's plan, and last
-    the plan that `oallama run` uses, if requested."""
+    """Rows (name, TTFT, TPOT, rate, whole run, its time relative to the last row): baselines, the report's plan, and
+    last the plan that `oallama run` uses, if requested."""
     own = f"policy {report.plan.policy}" if report.of_plan else "OATO's ranking alone"
     predicted = predicted_by(report.plan)
     rows = [*((one.name, one.predicted) for one in report.baselines), (own, predicted)]
