@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def start_worker(spec: DeviceSpec) -> RpcServer:
-    """Start it with as many threads as asked, else one for each CPU it is pinned to. Raises DeviceError."""
+    """Start the worker with the requested threads, else one per CPU that it is pinned to. Raises DeviceError."""
     from ggml_bridge import BridgeError
     from ggml_bridge.rpc import RpcServer
 
