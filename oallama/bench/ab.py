@@ -54,8 +54,8 @@ def quiet(doing: str, done: int = 0, expect: int = 0) -> None:
 class Bench:
     """A comparison to run. n_rounds: palindromes of each test, so 2 * n_rounds samples of every arm.
 
-    resident: False loads every arm anew for each of its turns; None does so only where they do not fit together.
-    deadline: when the comparison ends. done: which tests need no more rounds, asked after each.
+    resident: False reloads every arm for each of its turns; None only if they do not fit together. deadline: when the
+    comparison ends. done: called after each round with each test, whether it needs no more rounds.
     """
 
     arms: tuple[ArmSpec, ...]
@@ -76,8 +76,8 @@ def run_bench(
     start: Start = ArmProcess,
     available_memory: Callable[[], int] | None = None,
 ) -> BenchResult:
-    """Measure. on_partial gets the result so far after every round. Ctrl-C returns the result so far (`interrupted`),
-    or is raised again if there is none yet; so does the deadline (`out_of_time`).
+    """Measure. on_partial is called with the result so far after every round. Ctrl-C returns the result so far
+    (`interrupted`), or is raised again if there is none yet; so does the deadline (`out_of_time`).
 
     Raises the error of an arm that cannot load or compute, and OutOfTime if nothing was measured by the deadline.
     """
@@ -252,8 +252,8 @@ class _Session:
             self._bench.deadline.check()
 
     def _has_room(self) -> bool:
-        """Whether another arm as large as the largest so far fits into this machine's memory; a device says itself when
-        it is full."""
+        """Whether another arm as large as the largest so far fits into this machine's memory. A device reports itself
+        when it is full."""
         reports = [arm.report for arm in self._arms if arm.report is not None]
         if not reports:
             return True

@@ -51,9 +51,9 @@ _ALONE = re.compile(r"(.+)@([0-9]{1,2})")
 class ArmMaker:
     """Makes arms for one model, device and set of tests.
 
-    rules: of the arm oato. auto: makes the arm of that name where there is a device (autotune/); None: the plan that is
-    predicted to be the fastest. step: of decode. drafter: makes the drafts of arms `NAME+draftN`, of which so many are
-    accepted by position.
+    rules: of the arm oato. auto: makes the arm `auto` with a device (autotune/); None: the plan that is predicted to be
+    the fastest. step: of decode. drafter: makes the drafts of arms `NAME+draftN`; accepted: their acceptance rates by
+    position.
     """
 
     placer: Placer
@@ -91,8 +91,8 @@ class ArmMaker:
         return self.of_plan(name, self._plan(name))
 
     def at_the_plans_ubatch(self, specs: Sequence[ArmSpec]) -> list[ArmSpec]:
-        """stock-fit once more for each larger micro-batch that a plan among these arms has, where stock-fit is one of
-        them: what of a plan's gain is the micro-batch alone."""
+        """stock-fit again with each larger micro-batch of a plan among these arms, if stock-fit is one of them: it
+        shows the part of a plan's gain that is due to the micro-batch alone."""
         names = {spec.name for spec in specs}
         if STOCK_FIT not in names:
             return []
@@ -116,7 +116,7 @@ class ArmMaker:
         )
 
     def _setting_of(self, plan: Plan) -> Setting:
-        """The setting with the cap of the devices that the plan uses, of those that were asked for."""
+        """The setting with the memory cap of the requested devices that the plan uses."""
         used = self.placer.on_devices_of(plan)
         numbers = [n for n, one in enumerate(self.placer.device.each) if one in used.device.each]
         return replace(self.setting, cap=self.setting.cap.of_some(numbers))
@@ -153,8 +153,8 @@ class ArmMaker:
         return self.placer.plan(policy, workload=self.workload, attention_passes=self.attention_passes, **asdict(rules))
 
     def _predicted(self, plan: Plan, test: BenchTest) -> dict[str, float] | None:
-        """Predicted seconds of a plan for a test; 0 for a part that the test lacks. None if unknown: a plan from a file
-        may predict another run, and no profile is measured for it."""
+        """Predicted seconds of a plan for a test; 0 for a part that the test lacks. None: unknown, as a plan file may
+        predict another run, and no profile is measured for it."""
         n_prompt, workload = max(1, test.n_prompt), plan.workload
         found = self.placer.expected(plan, n_prompt, test.n_gen, test.n_depth)
         planned = (workload.n_prompt, workload.n_gen, workload.n_past)
@@ -209,9 +209,8 @@ class ArmMaker:
         return replace(made, name=f"{name}-ub{n_ubatch}")
 
     def _with_drafts(self, name: str, base: str, kind: str | None, n_draft: int) -> ArmSpec:
-        """The arm `base` as it is with n_draft drafts a step by a draft model (draft) or the model's own last block
-        (mtp), or with drafts of text that repeats (None). Raises UsageError, and DoesNotFit where the draft model
-        leaves no room."""
+        """The arm `base` with n_draft drafts per step by a draft model (draft) or the model's own last block (mtp), or
+        with drafts of repeated text (None). Raises UsageError, and DoesNotFit if the draft model leaves no room."""
         if kind is None:
             setting = self.setting.changed(n_outputs=NGRAM.n_draft + 1)
             return replace(self._drafting(replace(self, setting=setting, auto=None).make(base), NGRAM), name=name)
@@ -251,7 +250,7 @@ class ArmMaker:
         return ArmSpec(name, self.setting, placement, search=shown, notes=(fit_sentence(placement, steps),))
 
     def _best(self, name: str) -> ArmSpec:
-        """The fastest options of such an arm: all are priced, and the most promising measured."""
+        """The fastest options of a stock arm: all are priced, the most promising are measured."""
         self.progress(f"price the options of {name}")
         n_ubatches: tuple[int, ...] = ()
         specs, modes = [], [name.removeprefix("stock-")]

@@ -26,12 +26,12 @@ PLUGIN_PREFIX = "OALLAMA"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What measuring needs of a loaded model; it is never freed, as its process ends with it. Addresses are those of
-    llama.h's structs.
+    """A loaded model to measure. It is never freed, as its process ends with it. context, model: addresses of llama.h's
+    structs.
 
-    device: ggml's name, of several between commas, "none" without one. params: the llama_context_params that the
-    context was made with. buffers: what it holds now, as the first decodes take some memory. device_share: operator ->
-    share of its weight on the device, of those that the split back end holds.
+    device: ggml's name; several are joined by commas; "none": no device. params: the llama_context_params of the
+    context. buffers: returns the memory held now, as the first decodes allocate some. device_share: operator of the
+    split back end -> share of its weight on the device.
     """
 
     device: str
@@ -116,5 +116,5 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
 
 
 def plugins() -> tuple[str, ...]:
-    """Our backend, if it is in ggml's registry."""
+    """The name of our back end in ggml's registry; empty if it is not there."""
     return tuple(sorted({device.backend for device in list_devices() if device.backend.startswith(PLUGIN_PREFIX)}))

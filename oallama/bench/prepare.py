@@ -30,7 +30,7 @@ def bench_tests(
 
 
 def default_arms(placer: Placer) -> tuple[str, ...]:
-    """Stock llama.cpp at its strongest, and ours; of several devices its --fit over all and over each alone."""
+    """The default arms: stock llama.cpp at its strongest, and ours; with several devices --fit over all and on each."""
     if placer.members:
         return (STOCK_FIT, *(f"{STOCK_FIT}@{number}" for number in range(len(placer.members))), "auto")
     return (STOCK_BEST if placer.has_device else STOCK_CPU, "auto")

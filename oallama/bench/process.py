@@ -18,13 +18,13 @@ from oallama.core.errors import DeviceError, OutOfTime, named_error
 from oallama.device.user_backend import VARIABLE, user_backend
 
 PLUGIN_VARIABLES = (VARIABLE, "OALLAMA_PLAN")
-"""Variables that load our plugin into llama.cpp; taken out of every arm's environment. A back end of the user's stays:
+"""Variables that load our plugin into llama.cpp; removed from every arm's environment. A back end of the user stays, as
 every arm may use its device."""
 
 
 class ArmProcess:
-    """Loads on `load`, ends on `close`. Methods raise what the arm's process raised, as the same error of ours,
-    DeviceError if the process died, or OutOfTime if the deadline passed before it answered: then kill it."""
+    """An arm's process, which loads on `load` and ends on `close`. Methods raise the error that the process raised,
+    DeviceError if it died, or OutOfTime if the deadline passed before it answered; then kill it."""
 
     def __init__(self, spec: ArmSpec, deadline: Deadline | None = None) -> None:
         self.spec = spec

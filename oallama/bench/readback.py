@@ -1,8 +1,8 @@
-"""Read-back of a loaded arm: where each operator's weight really lies, its buffers, and its parameters.
+"""Read-back of a loaded arm: where each operator's weight really is, its buffers, and its parameters.
 
-A second, tiny context of the same model decodes one token; the scheduler's callback shows every mul-mat with the buffer
-its weight is in (weights belong to the model, so both contexts see the same). The context that is timed has no
-callback: that would make the scheduler wait after every split.
+A second, tiny context of the same model decodes one token; the scheduler's callback gets every mul-mat with the buffer
+of its weight (weights belong to the model, so they are the same for both contexts). The timed context has no callback,
+which would make the scheduler wait after every split.
 """
 
 from __future__ import annotations

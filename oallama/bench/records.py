@@ -42,10 +42,10 @@ class BenchTest:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One turn of a test: seconds of the prompt (0 without one) and of all generated tokens; of a test that is too
-    short to time alone, medians of n_runs runs in that turn.
+    """One turn of a test: seconds of the prompt (0 without one) and of all generated tokens; for a test that is too
+    short, medians of n_runs runs in that turn.
 
-    late_share, n_overruns: how well an emulated device kept time meanwhile; None for any other.
+    late_share, n_overruns: how well an emulated device kept time meanwhile; None for other devices.
     """
 
     prompt_s: float
@@ -53,14 +53,14 @@ class Sample:
     n_runs: int = 1
     late_share: float | None = None  # of the time that passed
     n_overruns: int | None = None  # copies and graphs that really took longer than the device's time for them
-    fault: str = ""  # why this is no time of such a device
+    fault: str = ""  # why this is not a valid time of the emulated device
 
     @property
     def seconds(self) -> float:
         return self.prompt_s + self.gen_s
 
     def beside(self, kept: Punctuality | None) -> Sample:
-        """The sample with how an emulated device kept time meanwhile."""
+        """The sample with the record of how an emulated device kept time."""
         if kept is None:
             return self
         return replace(self, late_share=kept.late_share, n_overruns=kept.stats["n_overruns"], fault=kept.fault)
@@ -68,16 +68,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the arms share. load: without the placement, which is the arm's; flash attention "auto" is each arm's own
-    choice (stock: llama.cpp's; ours: the plan's).
+    """The settings that all arms share. load: without a placement; flash attention "auto" is chosen by each arm (stock:
+    by llama.cpp; ours: by the plan).
 
-    cpus: CPUs that each arm's process is pinned to, empty for no pinning.
+    cpus: CPUs to which each arm's process is pinned; empty: no pinning.
     """
 
     load: LoadSettings
     cap: Cap = Cap()  # noqa: RUF009 - frozen
     cpus: tuple[int, ...] = ()
-    of_text: bool = False  # tokens are those of a text, of a model that has a vocabulary; else random
+    of_text: bool = False  # tokens of a text, if the model has a vocabulary; else random
 
     def changed(self, **changes: Any) -> Setting:
         """Replace fields of LoadSettings: device, batch, KV cache, …."""
@@ -86,8 +86,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
-    """One arm, decided: `stock` as llama.cpp's options say, or `plan` (the plan's JSON). `search` is how it was found,
-    for the reader: steps {flag, value, seconds or note}; `gate` the result behind it, as JSON."""
+    """An arm: options of stock llama.cpp (`stock`) or a plan as JSON (`plan`). For the reader: search: how it was
+    found, in steps {flag, value, seconds or note}; gate: the result of tuning behind it, as JSON."""
 
     name: str
     setting: Setting
@@ -95,7 +95,7 @@ class ArmSpec:
     plan: Mapping[str, Any] | None = None
     plan_fingerprint: str = ""
     predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of the plan, by a test's label
-    bound: Mapping[str, float] | None = None  # what no placement takes less than
+    bound: Mapping[str, float] | None = None  # a lower bound of any placement's seconds
     search: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     gate: Mapping[str, Any] | None = None
@@ -109,10 +109,10 @@ class ArmSpec:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What an arm's process read back after it had loaded its model. Bytes are what llama.cpp holds.
+    """The read-back of an arm's process after the load. Bytes are those that llama.cpp holds.
 
-    places: operator -> where its weight lies, of those seen in a real decode; device_share: of each split operator.
-    buffers: bytes of weights, KV and compute in each kind of memory, for telling configurations apart.
+    places: operator -> where its weight is, as seen in a real decode; device_share: of each split operator. buffers:
+    bytes of weights, KV and compute in each kind of memory, to tell configurations apart.
     """
 
     device: str  # ggml's name, of several between commas, "none" without one
@@ -139,8 +139,8 @@ class LoadReport:
 class Round:
     """One palindrome A B C C B A of a test: for every arm its two samples, in time order.
 
-    drift: how much the machine changed meanwhile (stats.round_drift of the whole times). replaced: for every arm the
-    samples with a fault in place of which others were taken.
+    drift: how much the machine's speed changed meanwhile (stats.round_drift). replaced: for every arm the samples with
+    a fault that were measured again.
     """
 
     samples: tuple[tuple[Sample, ...], ...]

@@ -1,8 +1,7 @@
-"""A comparison as llama-bench's rows: one for each arm and test, its field names and types, and ours behind them;
-and rows as text, in the formats that llama-bench's -o offers. Pure.
+"""A comparison as rows in llama-bench's format (one per arm and test, with further fields of ours), and as text. Pure.
 
-The fields and their types are those of llama.cpp 0c1e570's llama-bench, so that its compare-llama-bench.py and tables
-made by it take these rows; what we add is told apart by not being among them.
+Field names and types are those of llama-bench at llama.cpp 0c1e570, so that its compare-llama-bench.py accepts these
+rows. Our fields follow them.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def refusal(arms: Sequence[ArmResult], index: int, n_pairs: int) -> str | None:
 
 
 def ratio_of(series: Series, index: int, value: Value) -> Ratio | None:
-    """Speed of an arm relative to the first; None with too few samples or nothing of that kind to time."""
+    """Speed of an arm relative to the first; None with too few samples, or if the test has no such part."""
     first, other = ([value(sample) for sample in series.samples(arm)] for arm in (0, index))
     if not all(seconds > 0 for seconds in (*first, *other)):
         return None
@@ -167,7 +166,7 @@ def _setting_fields(arm: ArmResult) -> Row:
 
 
 def _overrides_text(arm: ArmResult) -> str:
-    """Overrides as llama-bench writes -ot; of a plan its fingerprint, so that different plans are different keys."""
+    """Overrides as llama-bench writes -ot; for a plan its fingerprint, so that different plans have different keys."""
     stock = arm.spec.stock
     if stock is None:
         return f"plan:{arm.spec.plan_fingerprint[:16]}"
@@ -199,13 +198,13 @@ def formatted(rows: Sequence[Row], format: str) -> str:
 
 
 def json_text(rows: Sequence[Row]) -> str:
-    """One list of objects, one line a field, as llama-bench; raw samples and all that is nested included."""
+    """A JSON list of objects, one line per field, as in llama-bench, with raw samples and nested fields."""
     return json.dumps([finite(row) for row in rows], indent=2, allow_nan=False) + "\n"
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table for people, in llama-bench's words: what is the same of all rows stands above it, and below it what was
-    refused, searched, and warned of."""
+    """A Markdown table in llama-bench's terms. Above it: values that are the same in all rows; below it: refused
+    ratios, searches and warnings."""
     if not rows:
         return "nothing was measured\n"
     table = [dict(zip(_COLUMNS, _cells(row), strict=True)) for row in rows]

@@ -24,7 +24,7 @@ MAX_FAULTY = 2
 """Number of faulty rounds at the start after which the machine counts as unusable."""
 
 REPAIRS = 2
-"""Times that an arm with a fault is measured again at the end of its round, where others of the round have none."""
+"""Times that an arm with a fault is measured again at the end of its round, unless all arms have one."""
 
 
 def measure_rounds(
@@ -37,10 +37,9 @@ def measure_rounds(
 ) -> tuple[Series, ...]:
     """Measure until every test has n_rounds calm rounds, or is done, or twice as many were measured in all.
 
-    An arm with a fault in a round is measured again at its end, unless all have one. What is missing in the end
-    is filled up with the calmest of the discarded rounds; one with a fault is never kept, and where the first
-    MAX_FAULTY rounds all have one, nothing more is measured. on_round sees the state after every round, so that an
-    interruption loses only the round under way.
+    An arm with a fault is measured again at the end of its round, unless all arms have one. Missing rounds are filled
+    up with the calmest discarded ones, but never with faulty ones. If the first MAX_FAULTY rounds are all faulty,
+    measuring ends. on_round is called after every round, so that an interruption loses only the present round.
     """
     series = {test: Series(test) for test in tests}
     ended: set[BenchTest] = set()
@@ -97,8 +96,8 @@ def _round(n_arms: int, tests: Sequence[BenchTest], visit: Visit) -> dict[BenchT
 
 
 def filled_up(series: Series, n_rounds: int) -> Series:
-    """Fill up a series with the calmest of its discarded rounds where fewer than n_rounds were kept; none with a
-    fault."""
+    """Fill up a series with fewer than n_rounds kept rounds with the calmest of its discarded ones, except faulty
+    ones."""
     lacking = n_rounds - len(series.kept)
     if lacking <= 0:
         return series

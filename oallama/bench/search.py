@@ -1,4 +1,4 @@
-"""A short measurement of one configuration of stock llama.cpp, among several that look promising."""
+"""A short measurement of a promising configuration of stock llama.cpp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oallama.core.types import Operator
 SEARCH_GEN = 16  # generated tokens while searching; their time is scaled to the test's
 
 Measure = Callable[[Bench, ProgressCallback, Callable[[BenchResult], None]], BenchResult]
-"""run_bench, or what takes its place in a test."""
+"""run_bench, or its replacement in a test."""
 
 
 def tried(
@@ -26,8 +26,8 @@ def tried(
     deadline: Deadline | None = None,
     measure: Measure = run_bench,
 ) -> tuple[Mapping[BenchTest, Sample], str]:
-    """(the faster of two samples of each test, "") or ({}, why the configuration cannot be used: it fails, or does not
-    do what it says). Raises OutOfTime if the deadline passes first, and KeyboardInterrupt."""
+    """(the faster of two samples of each test, ""), or ({}, why the configuration cannot be used: it fails, or differs
+    from its specification). Raises OutOfTime if the deadline passes first, and KeyboardInterrupt."""
     short = {test: replace(test, n_gen=min(test.n_gen, SEARCH_GEN)) for test in tests}
     bench = Bench((spec,), tuple(dict.fromkeys(short.values())), operators, n_layer, n_rounds=1, deadline=deadline)
     try:

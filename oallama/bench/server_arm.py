@@ -1,7 +1,7 @@
-"""An arm as llama-server runs it, for what only that has: drafts, and several requests at once.
+"""An arm in llama-server, for drafts and for several requests at once.
 
-Where one arm of a comparison needs it every arm is measured so, by llama-server's own timings. The placement is read
-back from a process of ours that loads the same plan, or the same options, first.
+If one arm of a comparison needs llama-server, every arm is measured in it, by its own timings. The placement is read
+back from a process of ours that first loads the same plan or the same options.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ IDLE_S = 0.3  # until an emulated card that has nothing to do leaves its core to
 
 @dataclass(frozen=True, slots=True)
 class ServerArms:
-    """Starts arms of one comparison. n_parallel: requests at once. accepted: acceptance rates of drafts by position,
-    which llama-server draws by (--spec-synth-rates); (): it compares drafts with what the model says."""
+    """Starts the arms of a comparison. n_parallel: requests at once. accepted: acceptance rates of drafts by position,
+    by which llama-server draws acceptance (--spec-synth-rates); (): real acceptance."""
 
     placer: Placer
     n_parallel: int = 1
@@ -50,7 +50,7 @@ class ServerArms:
         return ServerArm(spec, self, deadline)
 
     def plan(self, spec: ArmSpec) -> Plan:
-        """Return the plan to start llama-server with: the arm's own, or its options of stock llama.cpp as a plan."""
+        """The plan to start llama-server with: the arm's plan, or its stock options as a plan."""
         placer, load = self.placer, spec.setting.load
         if spec.plan is not None:
             plan = Plan.from_json(dict(spec.plan), "the plan")

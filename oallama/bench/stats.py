@@ -1,10 +1,10 @@
 """Statistics of a comparison: speed ratio of paired samples with its confidence interval, and drift. Pure; the seed
 makes the bootstrap repeatable.
 
-Samples are compared in pairs taken right after each other, by the logarithm of their quotient, so that whatever made
-both slower cancels out. The estimate is the Hodges-Lehmann median of pairwise means: as precise as the mean for
-well-behaved samples, and unmoved by up to a quarter of wild ones, so that no sample needs to be thrown away for its
-value.
+Samples are compared in pairs that were measured one directly after the other, by the logarithm of their quotient, so
+that common disturbances cancel. The estimate is the Hodges-Lehmann median of pairwise means: almost as precise as the
+mean for normal samples, and robust to a quarter of outliers, so that no sample is dropped for its value. (`oallama
+tune`, which stops at any time, uses tuned/result.py speed_interval.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 LEAST_PAIRS = 6
-"""Fewest pairs with an interval: with four it would hold the truth in 89 of 100 cases, not in 95."""
+"""Fewest pairs with an interval: with four it would contain the true ratio in 89 of 100 cases, not in 95."""
 
 _CHUNK_VALUES = 4_000_000  # of pairwise means held at once
 
@@ -52,14 +52,14 @@ def speed_ratio(
     tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * student_t((1 + CONFIDENCE) / 2, n - 1))
     low, high = np.quantile(means, [tail, 1 - tail])
     value = math.exp(estimate)
-    # the estimate of the sample itself lies inside whatever the resampling drew
+    # the interval always contains the estimate
     return Ratio(value, min(math.exp(low), value), max(math.exp(high), value), n)
 
 
 def round_drift(pairs: Sequence[tuple[float, float]]) -> float:
-    """Relative change of the machine within one round A B B A: the median over arms of how much slower the second
-    sample of an arm was than its first; at least 0. One arm's own hiccup does not move it with three arms and counts
-    half with two. Raises ValueError without arms."""
+    """Relative change of the machine's speed within one round A B B A: the median over arms of the ratio of an arm's
+    second to its first sample. A disturbance of a single arm does not change it with three arms, and counts half with
+    two. Raises ValueError without arms."""
     if not pairs:
         raise ValueError("a round needs at least one arm")
     return abs(math.expm1(abs(median(math.log(second / first) for first, second in pairs))))

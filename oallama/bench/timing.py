@@ -16,7 +16,7 @@ from oallama.run.batch import Batch
 from oallama.run.vocabulary import tokenize
 
 LEAST_S = 0.1
-"""A run of a few milliseconds says more of the scheduler of this machine's system than of the arm."""
+"""Shorter runs would measure the operating system's scheduler rather than the arm."""
 
 MOST_RUNS = 50
 
@@ -31,9 +31,9 @@ def bench_tokens(n_tokens: int, n_vocab: int, first: int | None) -> list[int]:
 
 
 def text_tokens(n_tokens: int, vocab: Any, first: int | None) -> list[int]:
-    """The tokens of every position, of a text: oallama's own sources, over and over, after `first`. Tokens that follow
-    each other use the same experts again and again, as those of a conversation do; random ones do not, so that caches
-    of experts would serve less than they will. Raises UsageError for a model without a vocabulary."""
+    """The tokens of every position, from a text (oallama's sources, repeated), after `first`. As in a conversation,
+    neighbouring tokens use the same experts; random ones do not, so that caches of experts would look worse than they
+    are. Raises UsageError for a model without a vocabulary."""
     folder = Path(oallama.__file__).parent
     text = "".join(path.read_text(encoding="utf-8") for path in sorted((folder / "core").glob("*.py")))
     found = tokenize(vocab, text, add_special=False)
@@ -42,10 +42,10 @@ def text_tokens(n_tokens: int, vocab: Any, first: int | None) -> list[int]:
 
 
 class ContextTimer:
-    """Runs tests on one context. KV of the depth stays there between runs of the same depth. Each run generates other
-    tokens than the one before, or a cache of experts would have had just these.
+    """Runs tests on one context. The KV of a depth is kept between runs of the same depth. Each run generates other
+    tokens than the last one, which a cache of experts would already hold.
 
-    context: a llama_context. n_batch: tokens that are handed over at once.
+    context: a llama_context. n_batch: tokens per call.
     """
 
     def __init__(self, context: Any, n_batch: int, tokens: list[int]) -> None:

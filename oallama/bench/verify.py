@@ -1,8 +1,8 @@
-"""Checks of a comparison: arms that differ from their specification, equal arms, and disturbances that readers of
-the numbers should know. Pure: compares what was read back.
+"""Checks of a comparison, by the read-back: arms that differ from their specification, equal arms, and disturbances.
+Pure.
 
-The mistakes this guards against were all made in public: an arm that never was what its name said, a
-layer count off by one, two arms that were one.
+Published comparisons made all of these mistakes: an arm that was not what its name says, a layer count off by one, two
+equal arms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def problems(spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n
 
 
 def configuration(report: LoadReport) -> Hashable:
-    """Equal for arms with the same weights, buffers and parameters, whatever their names."""
+    """A key that is equal for arms with the same weights, buffers and parameters."""
     return (
         tuple(sorted(report.places.items())),
         tuple(sorted(report.layouts.items())),
@@ -44,7 +44,7 @@ def configuration(report: LoadReport) -> Hashable:
 
 
 def same_as(reports: Sequence[tuple[str, LoadReport]]) -> dict[str, str]:
-    """Arm -> the first arm before it that is the same configuration; arms unlike all before them are left out."""
+    """Arm -> the first earlier arm with the same configuration; without arms that differ from all earlier ones."""
     first: dict[Hashable, str] = {}
     found: dict[str, str] = {}
     for name, report in reports:

@@ -18,7 +18,7 @@ WHAT = "LoRA"
 
 
 def adapters_for(placer: Placer) -> list[Adapter]:
-    """The adapters that are asked for. Raises ModelFileError, UsageError for one of another model."""
+    """Return the requested adapters. Raises ModelFileError, UsageError for another model's adapter."""
     paths = adapter_paths(passed_options())
     if not paths:
         return []
@@ -32,8 +32,8 @@ def adapters_for(placer: Placer) -> list[Adapter]:
 
 
 def placer_beside_adapters(placer: Placer) -> Placer:
-    """Return a placer that keeps room on the device for the adapters, as if all their weights were there. Raises
-    DoesNotFit, and what adapters_for and a no_alloc load raise."""
+    """Return a placer that reserves room on the device for the adapters, as if all of their weights were there. Raises
+    DoesNotFit, and as adapters_for and a no_alloc load."""
     from oallama.placer.model_on_device import keeping_free
     from oallama.placer.stock import memory_cap, stock_load
 
@@ -46,7 +46,7 @@ def placer_beside_adapters(placer: Placer) -> Placer:
 
 
 def check_adapters(placer: Placer, plan: Plan) -> None:
-    """Raises DoesNotFit where a plan that was given leaves too little room for the adapters, and as adapters_for."""
+    """Raise DoesNotFit if a given plan leaves too little room for the adapters, and as adapters_for."""
     on_device = [row.name for row in plan.operators if row.backend == "GPU"]
     n_bytes = sum(adapter.device_bytes(on_device) for adapter in adapters_for(placer))
     if n_bytes > max(0, plan.memory.spare):

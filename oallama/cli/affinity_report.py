@@ -116,7 +116,7 @@ def command(
 def made_report(
     placer: Placer, workload: Workload, phase: Phase, policy: PolicyOptions, step: StepOptions
 ) -> AffinityReport:
-    """The report of the plan that is asked for, else of OATO's search, with the plan that `oallama run` uses."""
+    """Return the report of the requested plan, else of OATO's search and the plan that `oallama run` uses."""
     from oallama.placer.report import plan_report, search_report, with_more_requests, with_run
 
     def planned(workload: Workload) -> Plan:
@@ -138,7 +138,7 @@ def made_report(
 def report_of_several(
     placer: Placer, workload: Workload, phase: Phase, made: Callable[[Workload], Plan] | None
 ) -> AffinityReport:
-    """The report of several devices: of the plan that `oallama run` uses, or of the one that is made."""
+    """Return the report of several devices: of the plan that `oallama run` uses, or of a new plan."""
     from oallama.placer.report import report_over
     from oallama.report.operators import RunPlan
 
@@ -149,9 +149,9 @@ def report_of_several(
 
 
 def plan_of_run(placer: Placer, workload: Workload, made: Plan | None = None) -> tuple[Plan, bool]:
-    """The plan that `oallama run` uses for such a prompt, and whether it was measured; else the plan of policy auto,
-    which would be measured. made: a plan with drafts, or for several requests, which is used where none was
-    measured."""
+    """Return the plan that `oallama run` uses for such a prompt, and whether it was measured; without a measured plan,
+    the plan of policy auto, which tuning would measure. made: a plan with drafts, or for several requests, used if no
+    plan was measured."""
     from oallama.placer.tuned import in_tuned_context, tuned_plan
 
     if not placer.has_device:
@@ -161,7 +161,7 @@ def plan_of_run(placer: Placer, workload: Workload, made: Plan | None = None) ->
 
 
 def format_of(output: str | None) -> str:
-    """The format of a file name's suffix, else `table`."""
+    """Return the format of a file name's suffix, else `table`."""
     suffix = PurePath(output).suffix.lower().lstrip(".") if output else ""
     return suffix if suffix in FORMATS else "table"
 

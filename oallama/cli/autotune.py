@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from oallama.tuned.result import TuneResult
 
 LONGEST_S = 600.0
-"""Most seconds of measuring after an answer. If more are predicted, the last line says what to type instead."""
+"""Most predicted seconds of measuring after an answer. Above, the last line names the command instead."""
 
 SECONDS_TOLD, MINUTES_TOLD = 100.0, 100  # longer is told in minutes, in hours
 
@@ -40,8 +40,8 @@ def measured(
     ends: str = "--no-gate skips it",
     begun: Callable[[], None] = lambda: None,
 ) -> Tuning:
-    """Call `tune`, with a line before it measures and its result in the end. kinds: None: the workload's class. ends:
-    how to end or skip it; begun: called when it measures."""
+    """Call `tune`; print a line before it measures, and its result. kinds: classes, None: the workload's class. ends:
+    how to end or skip it; begun: called when measuring starts."""
     from oallama.autotune.run import tune
     from oallama.tuned.store import read_result
 
@@ -77,8 +77,8 @@ def measured(
 
 
 def at_once(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
-    """A plan without measuring: what was measured for this class of workloads or the nearest, else stock llama.cpp's
-    own placement; and whether there is something to measure then."""
+    """Return a plan without measuring: the plan measured for this class of workloads or the nearest, else stock
+    llama.cpp's own placement; and whether tuning could then measure plans."""
     from oallama.autotune.run import stock_at_once
     from oallama.placer.tuned import tuned_plan
 
@@ -90,8 +90,8 @@ def at_once(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
 
 
 def tune_after(placer: Placer, workload: Workload) -> None:
-    """Measure for the next run, until a key is typed. The answer is complete, so neither a key nor a failure
-    of tuning fails the run; a signal ends the command."""
+    """Measure for the next run, until a key is typed. The answer is complete, so a key or a failure of tuning does not
+    fail the run; a signal ends the command."""
     from oallama.placer.tuned import in_tuned_context
 
     begun: list[bool] = []
@@ -110,8 +110,8 @@ def tune_after(placer: Placer, workload: Workload) -> None:
 
 
 def tuning_gain(placer: Placer, workload: Workload, stock: Plan) -> str:
-    """Return a line with what tuning is predicted to gain over stock llama.cpp's placement, at most where no plan is
-    known, and how to tune; where the plan of another class is used, only how. Measures and plans nothing."""
+    """Return a line with the gain that tuning is predicted to bring over stock llama.cpp's placement (the most possible
+    if no plan is known), and how to tune; if another class's plan is used, only how. Neither measures nor plans."""
     from oallama.autotune.run import unsettled
     from oallama.placer.tuned import in_tuned_context, tuned_plan
     from oallama.planner.explain import physical_bound
@@ -120,7 +120,7 @@ def tuning_gain(placer: Placer, workload: Workload, stock: Plan) -> str:
 
     workload = in_tuned_context(placer, workload)
     now = best = None
-    with contextlib.suppress(OallamaError):  # no answer needs a prediction
+    with contextlib.suppress(OallamaError):  # the prediction is optional
         if near := tuned_plan(placer, workload):
             use = f"using {policy_on(near.plan.policy, near.plan.device)} as for {near.result.of.name}"
             return f"{use}; measure {near.asked.name}: {tuning(placer, workload)}"
@@ -135,7 +135,7 @@ def tuning_gain(placer: Placer, workload: Workload, stock: Plan) -> str:
 
 
 def tell_doubt(placer: Placer) -> None:
-    """Warn in one line if predicted times are doubtful, and why. Measures nothing."""
+    """Warn in one line if predicted times are doubtful, and why. Does not measure."""
     from oallama.profile.busy import doubt
 
     profile = placer.known_profile
@@ -144,7 +144,7 @@ def tell_doubt(placer: Placer) -> None:
 
 
 def tuning(placer: Placer, workload: Workload) -> str:
-    """The command that measures for workloads in this context, in backticks."""
+    """Return the command that tunes for workloads in this context, in backticks."""
     options = placer.options
     flags = {name: flag for flag, name in ARGUMENTS.items()}
     words = ["oallama", "tune", placer.model.path]

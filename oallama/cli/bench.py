@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """`512` or `128,512`: token counts, 0 for none. Raises ValueError."""
+    """Parse `512` or `128,512`: token counts, 0 for none. Raises ValueError."""
     if not re.fullmatch(r"\s*[0-9]{1,7}(\s*,\s*[0-9]{1,7})*\s*", text):
         raise ValueError(f"{text!r} is not a list of token counts; write e.g. 512 or 128,512")
     return tuple(dict.fromkeys(int(part) for part in text.split(",")))
 
 
 def parse_pair(text: str) -> tuple[int, int]:
-    """`512,128`: prompt and generated tokens. Raises ValueError."""
+    """Parse `512,128`: prompt and generated tokens. Raises ValueError."""
     match = re.fullmatch(r"\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*", text)
     if not match or not int(match[1]) + int(match[2]):
         raise ValueError(f"{text!r} is not a prompt and a generation length; write e.g. 512,128")
@@ -57,7 +57,7 @@ def parse_pair(text: str) -> tuple[int, int]:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """`auto,stock-fit`: distinct names in order. Raises ValueError."""
+    """Parse `auto,stock-fit`: distinct names in order. Raises ValueError."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{text!r} is not a list of different arms; write e.g. stock-fit,auto")
@@ -65,7 +65,8 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_output(text: str) -> tuple[str, str | None]:
-    """(format, file or None for stdout): a format's name, or a file whose suffix is one. Raises ValueError."""
+    """Parse a format's name, or a file whose suffix is a format, to (format, file or None for stdout). Raises
+    ValueError."""
     if text in FORMATS:
         return text, None
     suffix = Path(text).suffix.removeprefix(".")
@@ -75,7 +76,7 @@ def parse_output(text: str) -> tuple[str, str | None]:
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
-    """Acceptance rates of the first, the second, … draft. Raises ValueError."""
+    """Parse acceptance rates of the first, the second, … draft. Raises ValueError."""
     try:
         rates = tuple(float(word) for word in text.split(","))
     except ValueError:
@@ -87,13 +88,13 @@ def parse_rates(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ResultOptions:
-    """How a result is written. output: (format, file or None for stdout)."""
+    """Format and place of a result. output: (format, file or None for stdout)."""
 
     output: tuple[str, str | None]
     as_json: bool
 
     def save(self, result: BenchResult) -> None:
-        """Write the result so far to the file, so that it is valid whenever measuring ends."""
+        """Write the result so far to the file, so that it is valid if measuring ends early."""
         form, file = self.output
         if file is not None and any(series.kept for series in result.series):
             write_file(file, text_of(result, form))
@@ -129,8 +130,7 @@ def text_of(result: BenchResult, form: str) -> str:
 
 
 def matrix_option(function: Function) -> Function:
-    """--matrix, with which the entry point of that name runs in place of the command, with the values of the other
-    options."""
+    """Add --matrix, which runs the entry point of that name instead of the command, with the other options' values."""
 
     @wraps(function)
     def merged(*args: Any, matrix: str | None, **values: Any) -> Any:
@@ -150,7 +150,7 @@ def matrix_option(function: Function) -> Function:
 
 @dataclass(frozen=True, slots=True)
 class TimedOptions:
-    """Which prompts and answers are timed, in tokens: each length of either, pairs of both, each at each depth."""
+    """Prompts and answers to time, in tokens: each length of either, pairs of both, each at each depth."""
 
     n_prompt: tuple[int, ...]
     n_gen: tuple[int, ...]
@@ -184,7 +184,7 @@ test_options = as_record(
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
     """Drafts and parallel requests, which only llama-server has. draft_model: for arms with drafts. accepted: rates by
-    position with which drafts are accepted at random; None: as the model says. n_parallel: requests at once."""
+    position at which drafts are accepted at random; None: by the model. n_parallel: requests at once."""
 
     draft_model: str | None
     accepted: tuple[float, ...] | None
@@ -197,8 +197,8 @@ class RequestOptions:
         return None if self.draft_model is None else DraftModel(placer, model_file(self.draft_model))
 
     def start(self, placer: Placer, bench: Bench) -> Start:
-        """How arms are started: in llama-server where one of them needs it. Raises UsageError for tests with a
-        depth, which it has not."""
+        """Return how arms are started: in llama-server if one of them needs it. Raises UsageError for tests with a
+        depth, which llama-server lacks."""
         from oallama.bench.process import ArmProcess
         from oallama.bench.server_arm import ServerArms
 

@@ -1,6 +1,6 @@
-"""The checks of `oallama doctor`: each runs the real thing, reports its result, and what to do about a failure.
+"""The checks of `oallama doctor`: each runs the code in question and reports its result, or a failure with its remedy.
 
-Whatever runs native code runs in a child process (`python -m oallama.cli.checks`), so that a crash is a finding.
+Native code runs in a child process (`python -m oallama.cli.checks`), so that a crash is a failed check.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oallama.core.units import format_bytes
 
 REQUIRED = ("cffi", "click", "gguf", "huggingface_hub", "jinja2", "numpy", "prompt_toolkit", "psutil", "tqdm")
 TIMEOUT_S = 240.0
-WORST_NMSE = 1e-3  # between CPU and device with quantised weights: rounding is far below, a wrong kernel far above
+WORST_NMSE = 1e-3  # bound between CPU and device with quantised weights: far above rounding, far below a wrong kernel
 TOKENS = 16
 
 _SET_UP = "run `oallama setup --refresh`"
@@ -55,7 +55,7 @@ def outcomes() -> Iterator[CheckOutcome]:
             if check.in_child:
                 answer = run_in_child("oallama.cli.checks", {"check": check.name}, timeout_s=TIMEOUT_S)
             detail, ok = str(answer["detail"]) if check.in_child else check.work(), True
-        except Exception as error:  # whatever it is, it is the finding
+        except Exception as error:  # any failure is the check's result
             detail, ok = " ".join(str(error).split()) or type(error).__name__, False
         yield CheckOutcome(check.name, ok, detail, "" if ok else check.remedy, time.perf_counter() - start_s)
 
@@ -73,7 +73,7 @@ def check_packages() -> str:
 
 
 def check_llama() -> str:
-    """Versions, one registry, struct layouts, and op and type numbers: all of it is checked by `load`."""
+    """Check versions, a single ggml registry, struct layouts, and op and type numbers, as `load` does."""
     bridge = _bridge()
     version = bridge.libraries.llama_cpp.__version__
     return f"llama-cpp-python {version}, ggml {bridge.ggml_version()}, {len(bridge.types())} tensor types"
@@ -110,7 +110,8 @@ def check_cpu_run() -> str:
 
 
 def check_split_backend() -> str:
-    """Its own check of ggml's version, struct layouts, op and type numbers; then its devices are in the registry."""
+    """Load the plugin, which checks ggml's version, struct layouts, op and type numbers; its devices are then in the
+    registry."""
     from oallama.device.opening import SPLIT_BACKEND
 
     bridge = _bridge()
@@ -122,7 +123,7 @@ def check_split_backend() -> str:
 
 
 def check_split_run() -> str:
-    """The FFN of the first layer on the CPU and an emulated card at once must compute what the CPU alone computes."""
+    """Check that the first layer's FFN on the CPU and an emulated card at once computes the same as on the CPU alone."""
     device_bytes, nmse = _against_cpu("emulated:vram=1GiB,scale=1,values=real", _half_of_first_ffn)
     done = _bridge().split().stats()
     if not done.n_graphs:
@@ -147,7 +148,7 @@ def _bridge() -> Any:
 
 
 def _half_of_first_ffn(operator: Operator) -> float:
-    """gg: about half of gate, up and down of layer 0, cut at one element of their common extent."""
+    """Return gg: about half of gate, up and down of layer 0, cut at the same element of their common extent."""
     from oallama.model.cut import cut_extent, cut_granularity
 
     if operator.layer != 0 or operator.role not in ("ffn_gate", "ffn_up", "ffn_down"):
@@ -157,8 +158,8 @@ def _half_of_first_ffn(operator: Operator) -> float:
 
 
 def _against_cpu(device: str, gg: Callable[[Operator], float]) -> tuple[int, float]:
-    """(bytes on the device, NMSE of the default model's logits against the CPU alone); raises DeviceError if there
-    is nothing on the device, or the NMSE is too large."""
+    """Return (bytes on the device, NMSE of the default model's logits against the CPU alone). Raises DeviceError if the
+    device holds no bytes, or the NMSE is too large."""
     import numpy as np
 
     on_cpu, _ = _default_model_logits("none", lambda operator: 0.0)
@@ -172,8 +173,8 @@ def _against_cpu(device: str, gg: Callable[[Operator], float]) -> tuple[int, flo
 
 
 def _default_model_logits(device: str, gg: Callable[[Operator], float]) -> tuple[Any, int]:
-    """Logits [TOKENS, n_vocab] of the default model with the share gg of each operator on `device`, and bytes held
-    there."""
+    """Return the logits [TOKENS, n_vocab] of the default model with the share gg of each operator on `device`, and the
+    bytes on the device."""
     from oallama.core.types import OperatorPlacement, Workload
     from oallama.placer import Placer
     from oallama.planner.placement import unmeasured_cpu_record
@@ -209,7 +210,7 @@ CHECKS = (
     ),
     Check("cache", check_cache, "make the folder writable, or set OALLAMA_CACHE_DIR to another", in_child=False),
 )
-"""Ordered such that the first failure is the one to repair."""
+"""The checks, ordered such that the first failure is the one to repair."""
 
 
 if __name__ == "__main__":

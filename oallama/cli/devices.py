@@ -38,7 +38,7 @@ def command(as_json: bool) -> None:
 
 
 def cpu_document() -> tuple[dict[str, Any], dict[str, Any]]:
-    """(`cpu` of the JSON, the versions of the native libraries)."""
+    """Return (`cpu` of the JSON, the versions of the native libraries)."""
     from oallama.profile.emulate import this_host, usual_threads
     from oallama.profile.machine import fingerprint
 

@@ -66,7 +66,7 @@ def command(plan_file: str, target: str, plugin_plan: str | None, output: str | 
         plugin, backend = _plugin(usable, placer, plan_file, text_file, target), stock_backend(plan.device)
         text = export_command(usable, placer.operators, placer.tensor_names, target, plugin, backend)  # type: ignore[arg-type]
         text += "\n"
-        if (spec := parse_device(plan.device)).servers:  # a plan of somebody else's may name any server
+        if (spec := parse_device(plan.device)).servers:  # a foreign plan may name any server
             log(f"note: this command line sends the model's weights and prompts to {spec}")
     deliver(text, output)
 
@@ -81,8 +81,8 @@ def _plugin_text(plan: Plan, placer: Placer) -> str:
 
 
 def _plugin(plan: Plan, placer: Placer, plan_file: str, text_file: Path, target: str) -> Plugin | None:
-    """The plugin's library and its plan file, which must be the one of this very plan; None for a plan that stock
-    llama.cpp runs without."""
+    """Return the plugin's library and its plan file, which must be this plan's; None for a plan that stock llama.cpp
+    runs without the plugin."""
     from ggml_bridge.library import find_plugin
     from oallama.plan.export import Plugin, needs_plugin, splits
 

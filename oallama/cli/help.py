@@ -32,7 +32,7 @@ class Group(Enum):
 FURTHER = "\f"
 """Ends the part of a help text that --help shows; --help-all shows all of it."""
 
-_NAMES_WIDTH = 28  # of the column of options; longer ones have a line of their own
+_NAMES_WIDTH = 28  # width of the column of options; longer options have their own line
 _ALL = "oallama.cli.help.all"
 _PASSED = "oallama.passed"
 
@@ -50,7 +50,7 @@ class Option(click.Option):
         return {**extra, "default": self.show_default} if isinstance(self.show_default, str) else extra
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Names and text; without --help-all two names and the first part of the text."""
+        """Return names and text; without --help-all two names and the first part of the text."""
         if (record := super().get_help_record(ctx)) is None:
             return None
         names, text = record
@@ -113,14 +113,14 @@ def passed_options() -> tuple[str, ...]:
 
 
 def help_text(command: click.Command) -> str:
-    """The whole help text of a command."""
+    """Return the whole help text of a command."""
     import inspect
 
     return inspect.cleandoc(command.help or "").replace(FURTHER, "")
 
 
 def grouped(parameters: list[click.Parameter]) -> dict[Group, list[click.Option]]:
-    """Options by group, in the groups' order. Options without a group, e.g. --help, are in the last group."""
+    """Return options by group, in the groups' order. Options without a group, e.g. --help, are in the last group."""
     groups: dict[Group, list[click.Option]] = {group: [] for group in Group}
     for parameter in parameters:
         if isinstance(parameter, click.Option):
@@ -129,7 +129,7 @@ def grouped(parameters: list[click.Parameter]) -> dict[Group, list[click.Option]
 
 
 def heading(group: Group, groups: Collection[Group]) -> str:
-    """Heading of a group; "Options" for a group by itself."""
+    """Return a group's heading; "Options" for the only group."""
     return group.value if len(groups) > 1 else "Options"
 
 

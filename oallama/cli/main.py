@@ -1,6 +1,6 @@
-"""`oallama`: the command group, and the one place where errors become exit codes.
+"""`oallama`: the command group, and the conversion of errors to exit codes.
 
-Nothing heavy is imported here: a subcommand's module is loaded when it is called, so `oallama --help` answers at once.
+A subcommand's module is imported when it is called, so that `oallama --help` answers at once.
 stdout carries only the result; output of native libraries and child processes goes to stderr.
 """
 
@@ -62,10 +62,10 @@ COMMANDS = {name: text for commands in START_PAGE.values() for name, text in com
 DEBUG_VARIABLE = "OALLAMA_DEBUG"
 
 SPINS = 5000
-"""Rounds of libgomp, 0.1 to 0.2 ms. As fast as its 300,000 on a quiet machine; beside two busy programs on two cores
-tokens come 2 to 15 times as fast (docs/decisions.md)."""
+"""Spins of libgomp before a waiting thread sleeps, 0.1 to 0.2 ms. On a quiet machine as fast as libgomp's 300,000; with
+two busy programs on two cores, tokens are 2 to 15 times as fast (docs/decisions.md)."""
 
-LIBRARIES_BYTES = 128 << 20  # of address space that numpy and llama.cpp take; 108 MiB were measured
+LIBRARIES_BYTES = 128 << 20  # address space that numpy and llama.cpp need; 108 MiB were measured
 
 _MEMORY_REFUSED = (
     "MemoryError",  # of a child
@@ -111,7 +111,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; `help COMMAND` is its --help. An unknown command is an error that suggests one."""
+        """Find the command; `help COMMAND` is its --help. For an unknown command the error suggests another."""
         word = str(args[0])
         if word == "help":
             if len(args) < 2:
@@ -150,7 +150,7 @@ def _meant(word: str, args: list[str]) -> str:
 @click.version_option(__version__, prog_name="oallama", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Show the help where no command is given."""
+    """Show the help without a command."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = exit_code(argv)
         drop_unwritten()
         be_over()
-    except KeyboardInterrupt:  # of the command, before it, or a dropped one that arrives once it is over
+    except KeyboardInterrupt:  # during the command, before it, or a dropped interrupt that is raised after it
         code = _interrupted()
     # CPython notes a KeyboardInterrupt that left an exec of text, as dataclasses have; its exit code would be -2
     exec("")
@@ -200,8 +200,8 @@ def exit_code(argv: Sequence[str] | None = None) -> int:
 
 
 def _result(argv: Sequence[str] | None) -> int:
-    """Run the group. Raises KeyboardInterrupt also where another error hides one: a failure to print it, or CPython
-    before 3.12, which hides it in a class that is being made."""
+    """Run the group. Raises KeyboardInterrupt also if another error hides it: a failure to print it, or an error of
+    CPython before 3.12, which hides it during the creation of a class."""
     try:
         _claim_libraries()
         result = cli.main(args=None if argv is None else list(argv), prog_name="oallama", standalone_mode=False)
@@ -214,8 +214,8 @@ def _result(argv: Sequence[str] | None) -> int:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """True for an interrupt, and for an error caused by an interrupt."""
-    seen: set[int] = set()  # a cause may be its own
+    """Whether an error is an interrupt or was caused by one."""
+    seen: set[int] = set()  # causes may form a cycle
     while error is not None and id(error) not in seen:
         if isinstance(error, KeyboardInterrupt | click.Abort):
             return True
@@ -237,9 +237,9 @@ def _interrupted() -> int:
 
 
 def _claim_libraries() -> None:
-    """Raise MemoryError or OSError if numpy and llama.cpp cannot be loaded: OpenBLAS, numpy's, would end the process
-    without a sentence. One thread is enough for what numpy computes here, and more take 40 MiB each at once. Threads of
-    llama.cpp that wait spin for SPINS, and sleep then, unless the user asks for something else."""
+    """Raise MemoryError or OSError if numpy and llama.cpp cannot be loaded: numpy's OpenBLAS would end the process
+    without a message. Give OpenBLAS a single thread, which is enough here; each further thread takes 40 MiB. Let
+    llama.cpp's waiting threads sleep after SPINS, unless the user sets it otherwise."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
@@ -248,7 +248,7 @@ def _claim_libraries() -> None:
 
 
 class ResultStream(io.FileIO):
-    """stdout unbuffered, whose errors name stdout."""
+    """Unbuffered stdout, whose errors name stdout."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -263,13 +263,13 @@ class ResultStream(io.FileIO):
 def claim_stdout() -> None:
     """Keep stdout for results: file descriptor 1 becomes stderr, and sys.stdout a private copy of what it was.
 
-    Native libraries and child processes write to descriptor 1 directly; this is the only way to hold them off. A
-    descriptor from 0 to 2 that the caller has closed is opened to nowhere, else the next file opened would get its
-    number, and what is printed. A stdout that was closed fails when it is written to.
+    Native libraries and child processes write to descriptor 1 directly, and only this keeps their output apart. A
+    closed descriptor from 0 to 2 is opened to /dev/null, else the next opened file would get its number, and the
+    output. Writing to a closed stdout fails.
     """
     closed = [number for number in range(3) if not _is_open(number)]
     for _ in closed:
-        os.open(os.devnull, os.O_RDWR)  # the least number that is free
+        os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  # for as long as the process lives
     try:
@@ -305,7 +305,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _unexpected(error: Exception) -> str:
-    if type(error).__module__.startswith("ggml_bridge."):  # its errors are sentences too, but no OallamaError
+    if type(error).__module__.startswith("ggml_bridge."):  # its errors are one sentence too, but no OallamaError
         return str(error)
     return f"internal error, please report it: {type(error).__name__}: {error} (set {DEBUG_VARIABLE}=1 for details)"
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def is_file(word: str) -> bool:
-    """True for an existing file, and for any name that ends in .gguf."""
+    """Whether a word names an existing file or ends in .gguf."""
     return word.endswith(".gguf") or os.path.isfile(word)  # noqa: PTH113 - Path.is_file raises where a name is too long
 
 
 def model_file(model: str) -> str:
-    """The path of MODEL. A name means a downloaded model, else a model of the hub, which is then downloaded; a note
-    says which. Raises UsageError for an unknown model, ModelFileError, DownloadError."""
+    """Return the path of MODEL. A name means a downloaded model, else a model of the hub, which is then downloaded; a
+    note says which. Raises UsageError for an unknown model, ModelFileError, DownloadError."""
     if is_file(model) or os.path.exists(model):  # noqa: PTH110 - as in is_file
         return model
     from oallama.stores.find import find_model
@@ -41,8 +41,8 @@ def model_file(model: str) -> str:
 
 
 def pulled(name: HubName) -> StoredModel:
-    """A model of the hub, downloaded if needed; if the hub cannot be reached, the downloaded model. Raises UsageError,
-    DownloadError."""
+    """Return the path of a model of the hub, downloaded if needed; if the hub cannot be reached, the downloaded model.
+    Raises UsageError, DownloadError."""
     from oallama.stores.find import find_model
     from oallama.stores.hub import download, endpoint, look_up
 
@@ -78,7 +78,7 @@ FAMILIES = (
 )  # fmt: skip
 
 MOST_FILES = 5  # that are named
-LEAST_LETTERS = 4  # of a word that a file's name tells to be a model
+LEAST_LETTERS = 4  # least length of a word that is taken for a model by a file's name
 MOST_ENTRIES = 10_000  # of a folder that are looked at
 
 _NAMED_LIKE_A_FILE = re.compile(r"[/\\]|\w[.:]\w|[a-z][-_]?\d|\d[-_]?b\b", re.IGNORECASE)
@@ -88,8 +88,8 @@ _OF_A_FAMILY = re.compile(rf"(?:{'|'.join(map(re.escape, FAMILIES))})(?:[-_].*)?
 
 
 def looks_like_model(word: str) -> bool:
-    """True for a word that is more likely a model than a prompt: a path, a folder, a name with a dot, colon or number,
-    a known family, or the beginning of a part of a near GGUF file's name."""
+    """Whether a word is more likely a model than a prompt: a path, a folder, a name with a dot, colon or number, a
+    known family, or a prefix of a part of the name of a GGUF file near by."""
     if not word or any(character.isspace() for character in word) or not any(c.isalpha() for c in word):
         return False
     if _NAMED_LIKE_A_FILE.search(word) or _OF_A_FAMILY.fullmatch(word) or os.path.isdir(word):  # noqa: PTH112 - Path.is_dir raises where a name is too long
@@ -99,7 +99,8 @@ def looks_like_model(word: str) -> bool:
 
 
 def near_models(word: str) -> tuple[str, ...]:
-    """GGUF files near by, those in the folder that the word names or is in first, then by likeness of the name."""
+    """Return GGUF files near by: first those in the folder that the word names or is in, then by similarity of the
+    name."""
     named = Path(word)
     own = {named} | ({named.parent} if len(named.parts) > 1 else set())
 
@@ -110,7 +111,7 @@ def near_models(word: str) -> tuple[str, ...]:
 
 
 def unknown_model(word: str) -> str:
-    """The error for an unknown model: how to get one, and similar files and downloaded models."""
+    """Return the error for an unknown model: how to get a model, and similar files and downloaded models."""
     from oallama.stores.find import no_such_model, stored_models
 
     parts = [no_such_model(word)]
@@ -132,10 +133,10 @@ def _likeness(wanted: str, name: str) -> float:
 
 
 def _ggufs(word: str) -> list[Path]:
-    """GGUF files in the folder that the word names or is in, in this one, and in `models`."""
+    """Return the GGUF files in the folder that the word names or is in, in the current one, and in `models`."""
     found: dict[Path, Path] = {}
     for folder in (Path(word), Path(word).parent, Path(), Path("models")):
-        with contextlib.suppress(OSError, ValueError):  # not there, not ours to read, or no name of a folder
+        with contextlib.suppress(OSError, ValueError):  # missing, unreadable, or no name of a folder
             for path in itertools.islice(folder.iterdir(), MOST_ENTRIES):
                 if path.name.lower().endswith(".gguf") and path.is_file():
                     found.setdefault(path.resolve(), path)

@@ -85,8 +85,8 @@ def gathered(*options: Decorator) -> Decorator:
 
 
 def model_argument(function: Function, metavar: str = "MODEL", file_of: Callable[[str], str] = model_file) -> Function:
-    """MODEL, positional or by -m or -hf; the command gets `model`, the path of its GGUF. metavar: in brackets where the
-    command also goes without; it gets None then. file_of: finds the file."""
+    """Add MODEL, positional or by -m or -hf; the command gets `model`, the path of its GGUF. metavar: in brackets if
+    MODEL is optional; the command then gets None without it. file_of: finds the file."""
 
     @wraps(function)
     def merged(*args: Any, model_position: str | None, model_option: str | None, **values: Any) -> Any:
@@ -103,7 +103,7 @@ def model_argument(function: Function, metavar: str = "MODEL", file_of: Callable
 
 
 def model_option(function: Function) -> Function:
-    """MODEL as -m or -hf; the command gets `model_option`, which model_file makes a path of."""
+    """Add MODEL as -m or -hf; the command gets `model_option`, which model_file converts to a path."""
 
     @wraps(function)
     def merged(*args: Any, model_option: str | None, hf_repo: HubName | None, **values: Any) -> Any:
@@ -143,7 +143,7 @@ backend_option = option(
 
 
 def device_option(function: Function) -> Function:
-    """--device, and --backend, which may provide the device."""
+    """Add --device, and --backend, which may provide the device."""
     by_name = option(
         "-dev", "--device", metavar="NAME", group=Group.DEVICE, show_default="all GPUs",
         help="Device from `oallama devices`.\f Also none, rpc://host:port, or emulated[:card][,key=value…], which "
@@ -250,7 +250,7 @@ profile_option = option(
 
 
 def parse_chart(text: str) -> str:
-    """The name of an SVG file. Raises ValueError."""
+    """Check the name of an SVG file. Raises ValueError."""
     if not text.lower().endswith(".svg"):
         raise ValueError(f"{text!r} is not an SVG file; name a file that ends in .svg")
     return text
@@ -265,5 +265,5 @@ json_option = option("--json", "as_json", is_flag=True, help="Print one JSON doc
 
 
 def output_option(what: str) -> Decorator:
-    """-o FILE; the command gets `output`, None for stdout."""
+    """Add -o FILE; the command gets `output`, None for stdout."""
     return option("-o", "--output", type=click.Path(), metavar="FILE", help=f"Write {what} to this file.")

@@ -44,7 +44,7 @@ def emit_json(document: Any) -> None:
 
 
 def json_text(document: Any) -> str:
-    """JSON in ASCII, so that names cannot control the terminal. NaN and infinities become null."""
+    """Return JSON in ASCII, so that names cannot control the terminal. NaN and infinities become null."""
     return json.dumps(finite(document), indent=1, allow_nan=False) + "\n"
 
 
@@ -82,12 +82,12 @@ def _table_style(text: str, is_heading: bool) -> str:
 
 
 def styled(text: str, **style: Any) -> str:
-    """`text` in a style of click.style, unless NO_COLOR is set; click.echo removes the style in pipes."""
+    """Return `text` in a style of click.style, unless NO_COLOR is set; click.echo removes the style in pipes."""
     return text if os.environ.get("NO_COLOR") else click.style(text, **style)
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
-    """True if `stream` is a terminal."""
+    """Whether `stream` is a terminal."""
     try:
         return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
     except ValueError:  # closed
@@ -176,8 +176,7 @@ class _Line:
                     self.erase()
 
     def show(self) -> None:
-        """Write the line, the cursor at its beginning; not over a bar, which says it better, and after which the time
-        begins anew."""
+        """Write the line, the cursor at its beginning; not over a progress bar, after which the seconds restart."""
         with self._lock:
             now, (doing, since_s) = time.monotonic(), self._doing[-1]
             tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)  # not there yet while another thread imports it
@@ -264,8 +263,8 @@ def _quiet(doing: str, done: int = 0, expect: int = 0) -> None:
 
 @contextlib.contextmanager
 def turn_bar(wanted: bool | None) -> Iterator[ProgressCallback]:
-    """Show turns on stderr where wanted, or where that is a terminal and nobody said. Before the number of turns is
-    known there are words alone; then it is the total, whatever is measured again."""
+    """Show turns on stderr if wanted; by default, if it is a terminal. Shows words until the number of turns is known,
+    which stays the total if turns are repeated."""
     if not (is_terminal(sys.stderr) if wanted is None else wanted):
         yield _quiet
         return

@@ -66,8 +66,8 @@ class PlacementOptions:
             raise UsageError("--plan cannot be combined with --policy, -ngl, --affinity or --fill")
 
     def expecting(self, slots: int) -> PlacementOptions:
-        """The same for half of so many slots in use, unless another number was asked for. A plan that is given stays as
-        it is; so does one that was measured, which is for one request, unless another number was asked for."""
+        """Return these options for half of that many slots in use, unless a number was requested. A given plan does not
+        change; nor does a measured plan, which is for a single request, unless a number was requested."""
         asked = self.step.expected
         if self.plan_file is not None or (self.gate and self.policy.is_auto and not self.step.drafts and asked is None):
             return self
@@ -77,13 +77,13 @@ class PlacementOptions:
         return replace(self, step=replace(self.step, expected=expected, slots=slots), gate=self.gate and expected == 1)
 
     def check_depth(self, n_depth: int | None) -> None:
-        """Raises UsageError for -d together with --plan."""
+        """Raise UsageError for -d together with --plan."""
         if self.plan_file is not None and n_depth is not None:
             raise UsageError("-d is for planning and cannot be combined with --plan")
 
     def planned(self, model: str | None) -> tuple[Placer, Plan] | None:
-        """The plan of --plan and a placer for it, with the plan's model and device unless others are asked for. None
-        without --plan. Raises as device_for_plan."""
+        """Return the plan of --plan and a placer for it, with the plan's model and device unless others are requested.
+        None without --plan. Raises as device_for_plan."""
         from oallama.placer import Placer
         from oallama.plan.plan import Plan
 
@@ -104,7 +104,7 @@ class PlacementOptions:
         return placer, plan
 
     def placer(self, model: str | None) -> Placer:
-        """Open the model, or announce the built-in one."""
+        """Open the model; announce the built-in model if none is named."""
         from oallama.placer import Placer
 
         if model is None:
@@ -115,8 +115,8 @@ class PlacementOptions:
         return placer_beside_adapters(placer)
 
     def made_plan(self, placer: Placer, workload: Workload) -> tuple[Plan, bool]:
-        """(plan of the policy, where `auto` was tuned; True if that is stock llama.cpp's own placement, as
-        nothing was measured yet)."""
+        """Return (the policy's plan, for `auto` the tuned plan; True if it is stock llama.cpp's own placement because
+        no plan was measured yet)."""
         workload = self.step.workload(workload)
         placer.drafter = self.step.drafter(placer)
         gated = self.gate and self.policy.is_auto
@@ -153,7 +153,7 @@ class PlacementOptions:
 
 
 def cpu_plan(placer: Placer, workload: Workload) -> Plan:
-    """The plan of the CPU alone, for which nothing is measured."""
+    """Return the plan of the CPU alone, without measuring."""
     return placer.plan("cpu", workload=workload, measure=False)
 
 
@@ -175,7 +175,7 @@ def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorato
 
 
 def run_workload(placer: Placer, n_prompt: int, n_gen: int, n_past: int = 0) -> Workload:
-    """The workload of this prompt. Warns of a context beyond the trained one."""
+    """Return the workload of this prompt. Warns of a context beyond the trained one."""
     workload, trained = placer.workload(n_prompt, n_gen, n_past=n_past), placer.model.n_ctx_train
     if 0 < trained < workload.n_ctx:
         log(
@@ -201,7 +201,7 @@ def loaded(
 
 
 def say_warnings(engine: Engine, placer: Placer, plan_given: bool) -> None:
-    """Print the warnings of a loaded model. plan_given: the user gave the plan, and can make another where its memory
+    """Print the warnings of a loaded model. plan_given: the user gave the plan, and can make a new plan if its memory
     is wrong."""
     for warning in engine.warnings:
         if plan_given or warning != engine.memory.warning:
@@ -214,7 +214,7 @@ def say_warnings(engine: Engine, placer: Placer, plan_given: bool) -> None:
 
 
 def expected(placer: Placer, plan: Plan) -> str:
-    """One line: what is on the device, what is not, expected tokens/s, and the depth at which they change."""
+    """Return a line: weights on the device and elsewhere, expected tokens/s, and the depth at which these change."""
     from oallama.profile.busy import caveat
     from oallama.report.expected import expected_line
 
@@ -241,8 +241,8 @@ def tell_drift(placer: Placer, answer: Generation, predicted_s: float | None) ->
 
 
 def keep_runs(placer: Placer, engine: Engine) -> None:
-    """Add the measured times of blocks to the model's history, for `oallama tune`. Only where a person watches: it
-    takes up to a second, for which no script should wait. Warns where it cannot be kept."""
+    """Add the measured times of blocks to the model's history, for `oallama tune`. Only if a person watches: it takes
+    up to a second, which no script should wait for. Warns if the history cannot be written."""
     if not somebody_watches():
         return
     try:

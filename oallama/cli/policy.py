@@ -34,7 +34,7 @@ class PolicyOptions:
     prefetch: Any = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError for options that cannot be combined."""
+        """Raise UsageError for options that cannot be combined."""
         if self.n_gpu_layers is not None:
             if self.policy is not None and not (self.chosen and self.chosen.takes_ngl):
                 raise UsageError(f"-ngl places whole layers, so it cannot be combined with --policy {self.policy}")
@@ -47,7 +47,7 @@ class PolicyOptions:
 
     @property
     def chosen(self) -> Policy | None:
-        """The policy; None: the fastest by prediction."""
+        """Return the policy; None: the fastest by prediction."""
         from oallama.planner.policies.registry import find_policy
 
         return None if self.policy is None else find_policy(self.policy)
@@ -68,7 +68,7 @@ class PolicyOptions:
 
     @property
     def has_rules(self) -> bool:
-        """True if --affinity, --fill or --prefetch is given."""
+        """Whether --affinity, --fill or --prefetch is given."""
         return self.needs_oato or self.prefetch is not None
 
     @property
@@ -77,15 +77,15 @@ class PolicyOptions:
 
     @property
     def is_auto(self) -> bool:
-        """True if any policy may be used."""
+        """Whether any policy may be used."""
         return self.chosen is None and self.n_gpu_layers is None and not self.has_rules
 
     def keeps_to_cpu(self, placer: Placer) -> bool:
-        """True if nothing can go to a device, so nothing needs measuring or planning."""
+        """Whether no weight can go to a device, so that measuring and planning are unnecessary."""
         return not (self.uses_device and placer.has_device)
 
     def plan(self, placer: Placer, workload: Workload) -> Plan:
-        """The requested placement, by default `auto`; without a device -ngl is ignored, as in llama.cpp. Raises
+        """Return the requested placement, by default `auto`; without a device -ngl is ignored, as in llama.cpp. Raises
         UsageError, DoesNotFit, and the placer's errors."""
         if self.n_gpu_layers is None:
             return placer.plan(self.policy or "auto", workload=workload, **asdict(self.rules))
@@ -95,7 +95,7 @@ class PolicyOptions:
 
 
 def _profiles_device(placer: Placer) -> bool:
-    """True if a profile that was given is of a device, which need not be here to be planned for."""
+    """Whether a given profile is of a device, which need not be in this machine to plan for it."""
     profile = placer.known_profile
     return profile is not None and profile.device != CPU_DEVICE
 
@@ -128,7 +128,7 @@ def _limits(options: Options) -> list[str]:
 
 
 def whole_layers(placer: Placer, n_gpu_layers: int, workload: Workload) -> Plan:
-    """The plan of llama.cpp's -ngl: the last layers whole, the output being one of them and the first that is taken.
+    """Return the plan of llama.cpp's -ngl: the last layers whole, of which the output counts as the last.
 
     Raises DoesNotFit.
     """

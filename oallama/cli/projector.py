@@ -32,7 +32,7 @@ offload_option = option(
 
 @dataclass(frozen=True, slots=True)
 class ProjectorOptions:
-    """The projector's file, and whether it goes to the device; None: where there is room."""
+    """The projector's file, and whether it goes to the device; None: if it fits there."""
 
     mmproj: str | None
     offload: bool | None
@@ -44,8 +44,8 @@ class ProjectorOptions:
         return None if self.mmproj is None else read_projector(self.mmproj)
 
     def with_room(self, placer: Placer, workload: Workload) -> Placer:
-        """Return a placer that keeps room on the device for the projector, where that was asked for; else the same.
-        Raises DoesNotFit, and what asking for the device's free memory raises."""
+        """Return a placer that reserves room on the device for the projector, if requested; else the same placer.
+        Raises DoesNotFit, and as reading the device's free memory."""
         from oallama.bench.prepare import setting_of
         from oallama.placer.model_on_device import keeping_free
 
@@ -57,7 +57,7 @@ class ProjectorOptions:
         return keeping_free(placer, needed, limit, "the vision projector", "leave it on the CPU (--no-mmproj-offload)")
 
     def placed(self, plan: Plan, memory_kept: bool) -> PlacedProjector | None:
-        """Place the projector that is asked for beside a plan; None if none is. memory_kept: as in place. Raises
+        """Place the requested projector beside a plan; None if none is requested. memory_kept: as in place. Raises
         ModelFileError."""
         projector = self.read()
         return None if projector is None else self.place(projector, plan, memory_kept)
@@ -77,7 +77,7 @@ class ProjectorOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlacedProjector:
-    """A projector beside a plan, and what it takes there. why: the end of the sentence."""
+    """A projector beside a plan, and its memory there. why: the end of the sentence."""
 
     projector: Projector
     n_bytes: int

@@ -17,7 +17,7 @@ MAX_PROMPT_BYTES = 64 * 1024 * 1024
 
 
 def model_and_prompt(words: Sequence[str], model: str | None, prompt: str | None) -> tuple[str | None, str | None]:
-    """(MODEL, PROMPT) from the positional arguments, -m and -p; None if not given.
+    """Return (MODEL, PROMPT) from the positional arguments, -m and -p; None if not given.
 
     A single word is the model if it names one, else the prompt. With -m every word is the prompt; of two words the
     first is the model. Raises UsageError for a single word that looks like a missing model, as the built-in model
@@ -40,8 +40,8 @@ def model_and_prompt(words: Sequence[str], model: str | None, prompt: str | None
 
 
 def is_model(word: str) -> bool:
-    """True for a word that names a model: a file, a name that ends in .gguf, a name of the hub (hf.co/…), or a
-    downloaded model. Raises ModelFileError for a downloaded model that cannot be used."""
+    """Whether a word names a model: a file, a name that ends in .gguf, a name of the hub (hf.co/…), or a downloaded
+    model. Raises ModelFileError for an unusable downloaded model."""
     if is_file(word) or names_the_hub(word):
         return True
     from oallama.stores.find import find_model
@@ -50,10 +50,10 @@ def is_model(word: str) -> bool:
 
 
 def read_prompt(prompt: str | None, stdin: TextIO | None = None, of_file: bool = False) -> str:
-    """The prompt: what a pipe or file brings on stdin, then what was given, with a blank between them, as in ollama.
-    `-` stands for stdin alone; of_file: the prompt is a file's, beside which stdin is not read.
+    """Return the prompt: stdin, if it is a pipe or file, then the given prompt, with a blank between them, as in
+    ollama. `-` means stdin alone; of_file: the prompt is from a file, and stdin is not read.
 
-    Raises UsageError if there is none, or it is empty.
+    Raises UsageError for a missing or empty prompt.
     """
     source = sys.stdin if stdin is None else stdin
     if prompt is None and is_terminal(source):
@@ -82,7 +82,7 @@ def _read(stdin: TextIO | None) -> str:
 
 
 def text_of_file(path: str, what: str) -> str:
-    """A file of at most MAX_PROMPT_BYTES of UTF-8 text. what: names it in errors. Raises UsageError."""
+    """Read a file of at most MAX_PROMPT_BYTES of UTF-8 text. what: names it in errors. Raises UsageError."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_PROMPT_BYTES + 1)

@@ -24,7 +24,7 @@ count_experts_option = option(
 
 @contextmanager
 def counting(placer: Placer, wanted: bool) -> Iterator[Callable[[ExpertCounts], None] | None]:
-    """Yield what counts an answer, and keep the counts at the end; yield None if they are not wanted. Raises
+    """Yield the function that counts an answer, and store the counts at the end; yield None if counting is off. Raises
     UsageError for a model without experts."""
     from oallama.profile.routing import counted, read_routing, unknown_routing, write_routing
 

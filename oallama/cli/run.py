@@ -94,7 +94,7 @@ def command(
 
         start(None if model is None else model_file(model), n_gen, asked, answers)
         return
-    sampling = answers.sampling.sampling()  # wrong options are said before stdin is waited for
+    sampling = answers.sampling.sampling()  # reports wrong options before waiting for stdin
     text = read_prompt(text, of_file=prompt_file is not None)
     with busy("planning"):
         planned = plan_answer(asked, answers, None if model is None else model_file(model), text, n_gen)
@@ -120,7 +120,7 @@ def command(
 
 
 def tell_plan(placer: Placer, plan: Plan, shows: bool) -> None:
-    """Say what is expected of the plan; in a pipe only that nothing fits the device. shows: whether somebody reads."""
+    """Print the plan's expected times; in a pipe only if no weight fits the device. shows: whether somebody reads."""
     from oallama.report.expected import fits_nothing, fits_text
 
     if shows:
@@ -131,7 +131,7 @@ def tell_plan(placer: Placer, plan: Plan, shows: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlannedAnswer:
-    """A prompt, and the plan that it is answered under. is_untuned: whether tuning may find a faster one."""
+    """A prompt and its plan. is_untuned: whether tuning may find a faster plan."""
 
     placer: Placer
     plan: Plan
@@ -143,8 +143,7 @@ class PlannedAnswer:
 def plan_answer(
     asked: PlacementOptions, answers: AnswerOptions, model: str | None, text: str, n_gen: int | None
 ) -> PlannedAnswer:
-    """Plan for the prompt's tokens, whose number is checked against the context. Raises UsageError for a prompt that
-    does not fit."""
+    """Plan for the prompt's number of tokens. Raises UsageError for a prompt that does not fit the context."""
     if (found := asked.planned(model)) is not None:
         placer, plan = found
         prompt = prompt_for(placer.model, text, answers.chat, answers.system)
@@ -162,7 +161,7 @@ def plan_answer(
 
 
 def likely_answer(placer: Placer, prompt_bytes: int) -> int:
-    """Tokens to plan for if the answer has no limit."""
+    """Return the number of tokens to plan for if the answer has no limit."""
     n_ctx = placer.options.n_ctx
     room = DEFAULT_TOKENS if n_ctx is None else n_ctx - (prompt_bytes // BYTES_PER_TOKEN + 1)
     return max(0, min(DEFAULT_TOKENS, room))
@@ -182,7 +181,8 @@ MEMORY_KEYS = ("host_weights", "device_weights", "host_compute", "device_compute
 
 
 def run_document(generation: Generation, engine: Engine, plan: Plan) -> dict[str, Any]:
-    """`oallama run --json`. plan: as it was made or measured; the engine's names the device as llama-server does."""
+    """Return the document of `oallama run --json`. plan: as made or measured; the engine's plan names the device as
+    llama-server does."""
     return {
         **{key: getattr(generation, key) for key in ANSWER_KEYS},
         "policy": engine.plan.policy,
@@ -195,8 +195,8 @@ def run_document(generation: Generation, engine: Engine, plan: Plan) -> dict[str
 
 
 def split_document(engine: Engine) -> dict[str, Any] | None:
-    """`split` of the JSON: the split back end's counters for prompt and decoded tokens, seconds per decoded token, and
-    bytes in host memory and on the device. None for a plan that splits nothing."""
+    """Return `split` of the JSON: the split back end's counters for prompt and decoded tokens, seconds per decoded
+    token, and bytes in host memory and on the device. None for a plan without split operators."""
     done = engine.split_stats
     if done is None:
         return None
@@ -211,7 +211,7 @@ def split_document(engine: Engine) -> dict[str, Any] | None:
 
 
 def tell_figures(placer: Placer, engine: Engine, answer: Generation, more: Sequence[str]) -> None:
-    """Print why an answer was cut, its times beside the expected ones, `more` figures, and whether times drift."""
+    """Print why an answer was cut, its measured and expected times, `more` figures, and whether times drift."""
     if cut := cut_text(answer, engine.n_ctx):
         log(f"oallama: {cut}")
     predicted = expected_of(placer, engine, answer)
@@ -220,18 +220,18 @@ def tell_figures(placer: Placer, engine: Engine, answer: Generation, more: Seque
 
 
 def expected_of(placer: Placer, engine: Engine, generation: Generation) -> Predicted | None:
-    """Predicted times of this prompt and answer. None if nothing was measured, or an emulated device makes times
-    meaningless."""
+    """Return the predicted times of this prompt and answer. None without measurements, or if an emulated device makes
+    times meaningless."""
     if placer.device.is_emulated:
         return None
     try:
         return placer.expected(engine.plan, generation.n_prompt, generation.n_gen)
-    except OallamaError:  # the answer is there; nothing is priced that it needs
+    except OallamaError:  # the answer is complete, and the prediction is optional
         return None
 
 
 def cut_text(generation: Generation, n_ctx: int) -> str:
-    """Why an answer was cut, and the option for a longer one; empty if it was not cut."""
+    """Return why an answer was cut, and the option for a longer answer; empty if it was not cut."""
     if generation.end == "limit":
         return f"the answer was cut after {generation.n_gen} tokens; use -n -1 for no limit"
     if generation.end == "context":
@@ -242,7 +242,7 @@ def cut_text(generation: Generation, n_ctx: int) -> str:
 def statistics(
     generation: Generation, engine: Engine, expected: Predicted | None, operators: Sequence[Operator]
 ) -> str:
-    """The line below the text: measured and expected times and rates, and where the weights are."""
+    """Return the line below the text: measured and expected times and rates, and where the weights are."""
     from oallama.report.expected import measured_texts
     from oallama.report.plan import where_text
     from oallama.report.text import policy_on

@@ -39,8 +39,8 @@ class SamplingOptions:
     json_schema_file: str | None
 
     def sampling(self) -> Sampling:
-        """The record of these options. Raises UsageError for impossible values or stop texts, and for files that cannot
-        be read."""
+        """Return the record of these options. Raises UsageError for invalid values or stop texts, and for unreadable
+        files."""
         from oallama.run.answer import checked_stops
         from oallama.run.sampling import Sampling
 
@@ -49,7 +49,7 @@ class SamplingOptions:
         return Sampling(self.temp, self.seed, self.top_k, self.top_p, self.min_p, self.repeat_penalty, grammar, schema)
 
     def _constraint(self) -> tuple[str | None, str | None]:
-        """(grammar, JSON schema); at least one of them is None."""
+        """Return (grammar, JSON schema); at least one of them is None."""
         given = (self.grammar, self.grammar_file, self.json_schema, self.json_schema_file)
         if sum(value is not None for value in given) > 1:
             raise UsageError("more than one grammar; give only one of --grammar, --grammar-file and --json-schema")
@@ -61,7 +61,7 @@ class SamplingOptions:
 
 
 def parse_seed(text: str) -> int:
-    """A seed from 0 to 2**32 - 1; -1 is a random one. Raises ValueError."""
+    """Parse a seed from 0 to 2**32 - 1; -1 is a random seed. Raises ValueError."""
     if text.strip() == "-1":
         return secrets.randbits(32)
     if not text.strip().isdecimal() or int(text) >= 2**32:
@@ -108,7 +108,7 @@ sampling_options = as_record(
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """system: the system prompt; chat: whether the model's chat template is used, None: where it has one."""
+    """system: the system prompt; chat: whether to use the model's chat template, None: if the model has one."""
 
     system: str | None
     sampling: SamplingOptions

@@ -33,8 +33,8 @@ POOLINGS = ("model", "mean", "cls", "last", "none")
 
 
 def parse_key(text: str) -> str:
-    """Strip blanks, which no header could bring. Raises ValueError for an empty key, and for one that llama-server
-    would take for several."""
+    """Strip blanks, which a header cannot contain. Raises ValueError for an empty key, and for a key that llama-server
+    would read as several."""
     if not (key := text.strip()):
         raise ValueError("the API key is empty; give a key, or omit --api-key")
     if "," in key or '"' in key:
@@ -44,8 +44,8 @@ def parse_key(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """The address to listen at, and options of llama-server beside the placement. port 0, placement_port 0: any that is
-    free. program, cache_mib: None: as find_program and llama-server choose. log_file: of llama-server's lines."""
+    """The address to listen at, and options of llama-server besides the placement. port, placement_port 0: any free
+    port. program, cache_mib None: chosen by find_program and llama-server. log_file: for llama-server's lines."""
 
     host: str
     port: int
@@ -184,7 +184,7 @@ def _server_log(path: str | None) -> Iterator[Callable[[bytes], None]]:
         raise UsageError(f"cannot write the log {path}: {error.strerror}") from None
 
     def write(line: bytes) -> None:
-        with contextlib.suppress(OSError):  # a full disk does not end the server
+        with contextlib.suppress(OSError):  # a full disk must not end the server
             os.write(descriptor, line)
 
     try:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """The placement options of `oallama serve`. embeds: whether embeddings are offered where there is room."""
+    """The placement options of `oallama serve`. embeds: whether to offer embeddings if there is room."""
 
     model: str
     placement: PlacementOptions
@@ -54,8 +54,8 @@ class PlacementRequest:
 
 @contextlib.contextmanager
 def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
-    """Find what to serve for the block, at whose end counted uses of experts are kept. Raises UsageError if experts
-    are to be counted of a model that has none, and what reading, planning and measuring raise."""
+    """Yield the placements for the block; store counted uses of experts at its end. Raises UsageError for counting
+    experts of a model without experts, and as reading, planning and measuring."""
     planned = _planned(asked)
     if planned is None:
         placer = asked.placement.placer(asked.model)
@@ -71,10 +71,10 @@ def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
 
 
 class ServedModel:
-    """wanted: what was asked for. on_cpu: for when the device, or the RPC server beside it, is lost; None if there is
-    none.
+    """wanted: the requested placement. on_cpu: the placement after the loss of the device, or of the RPC server beside
+    it; None without a device.
 
-    count: gets how often experts were used; None: that is not counted.
+    count: gets the uses of experts; None: not counted.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class ServedModel:
             log(f"note: {self.wanted.plan.notes[-1]}")
 
     def _without_server(self) -> Served | None:
-        """The model on the local devices, where the plan has an RPC server behind them. Nothing is timed for it: until
-        the server is lost nobody needs it."""
+        """The model on the local devices, if the plan also uses an RPC server. Nothing is timed for it: it is only
+        needed once the server is lost."""
         local = [str(member.device) for member in self.placer.local_members]
         if not local or len(local) == len(self.placer.members) or self.wanted.plan.device == "none":
             return None
@@ -112,8 +112,8 @@ class ServedModel:
         return None if on_cpu is None else self._completed(on_cpu, self._device)
 
     def launch(self, served: Served, folder: Path, program: Path, settings: ServerSettings) -> Launch:
-        """The command that starts llama-server with a placement. settings: without a projector; cache_mib None: as much
-        as the host has left."""
+        """Return the command that starts llama-server with a placement. settings: without a projector; cache_mib None:
+        as much as the host has left."""
         n_beside = 0  # bytes of the host
         if self._projector is not None:
             placed = self._asked.pictures.place(self._projector, served.plan, self._has_room)
@@ -128,12 +128,12 @@ class ServedModel:
         )  # fmt: skip
 
     def server_gone(self) -> str | None:
-        """Why an RPC server of the wanted placement counts as lost, else None: whether each answers is asked now."""
+        """Return why an RPC server of the wanted placement counts as lost, else None: tries each server now."""
         return lost_server(parse_device(self._device))
 
     def keep(self, wanted: Sequence[PluginReport], on_cpu: Sequence[PluginReport]) -> None:
-        """Add what split blocks took to the model's history, for `oallama tune`, and count uses of experts. wanted,
-        on_cpu: what the plugin told of each start with these placements."""
+        """Add the times of split blocks to the model's history, for `oallama tune`, and count uses of experts. wanted,
+        on_cpu: the plugin's reports of each start with these placements."""
         try:
             self.placer.keep_runs(self.wanted.plan, runs_of(block for report in wanted for block in report.blocks))
         except OallamaError as error:
@@ -144,16 +144,16 @@ class ServedModel:
 
     @property
     def embeds(self) -> bool:
-        """Whether llama-server has the memory to embed."""
+        """Whether llama-server has the memory for embeddings."""
         return self.wanted.plan.workload.n_outputs == 0
 
     @property
     def _has_room(self) -> bool:
-        """True if the plan was made now, with room for the requested projector."""
+        """Whether the plan was made now, with room for the requested projector."""
         return self._asked.placement.plan_file is None
 
     def _completed(self, served: Served, device: str) -> Served:
-        """Name the device as llama-server does, `none` where the plan does not use it, choose layouts that the CPU has,
+        """Name the device as llama-server does, `none` if the plan does not use it, choose layouts that the CPU has,
         and add a note of the projector."""
         plan, warnings = served_plan(served.plan, self.placer.operators, device, self._count is not None)
         for warning in warnings:
@@ -165,13 +165,13 @@ class ServedModel:
         return replace(served, plan=placed.noted(served.plan))
 
     def _cache_mib(self, served: Served, n_beside: int) -> int | None:
-        """MiB of prompts that llama-server may keep beside the model and n_beside bytes; None if the model's own
-        needs are unknown."""
+        """Return the MiB of prompts that llama-server may cache, with the model and n_beside bytes in memory; None if
+        the model's memory is unknown."""
         is_lost = served is self.on_cpu
         plan = self.wanted.plan if is_lost else served.plan
         try:
             mib = prompt_cache_mib(max(0, host_left(self.placer, plan, is_lost) - n_beside))
-        except OallamaError:  # llama-server is about to say it better
+        except OallamaError:  # llama-server reports it better
             return None
         if mib < STOCK_CACHE_MIB and not is_lost:
             log(f"note: llama-server caches up to {mib} MiB of prompts, as host memory allows (--cache-ram)")
@@ -179,7 +179,7 @@ class ServedModel:
 
 
 def _planned(asked: PlacementRequest) -> tuple[Placer, Served] | None:
-    """The placement of the plan file; None without one."""
+    """Return the placement of the plan file; None without a plan file."""
     planned = asked.placement.planned(asked.model)
     if planned is None:
         return None
@@ -191,7 +191,7 @@ def _planned(asked: PlacementRequest) -> tuple[Placer, Served] | None:
 
 
 def _placed(asked: PlacementRequest, placer: Placer) -> Served:
-    """The placement of the policy, as in `run`."""
+    """Return the policy's placement, as in `run`."""
     workload = asked.workload(placer)
     plan, is_unknown = asked.placement.made_plan(placer, workload)
     if is_unknown:
@@ -200,8 +200,8 @@ def _placed(asked: PlacementRequest, placer: Placer) -> Served:
 
 
 def _embedding(placer: Placer, served: Served) -> Served:
-    """The placement with embeddings, where it leaves the device room for them: a plan that was measured, or is given,
-    may have none."""
+    """Return the placement with embeddings if it leaves room for them on the device: a measured or given plan may
+    not."""
     plan = placer.with_outputs(served.plan, 0)
     if plan is None:
         log("note: no embeddings: the plan leaves the device no room for them; --no-gate without --plan makes room")
@@ -225,14 +225,14 @@ def _timed(placer: Placer, plan: Plan, reason: str) -> Served:
         if placer.known_profile is None:
             return served
         simulation = placer.simulate(plan)
-    except OallamaError:  # nothing is priced that the server does not need
+    except OallamaError:  # the prediction is optional
         return served
     predicted = plan.predicted or simulation.predicted
     return replace(served, plan=replace(plan, predicted=predicted), times=work_times(simulation))
 
 
 def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
-    """The same model without its device; None without a device."""
+    """Return the placement of the same model without its device; None without a device."""
     if not placer.has_device:
         return None
     memory = wanted.plan.memory
@@ -243,8 +243,8 @@ def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
 
 
 def host_left(placer: Placer, plan: Plan, device_lost: bool = False) -> int:
-    """Bytes of host memory that may be used beside the model as a plan places it; device_lost: as the CPU alone would
-    then hold it. Raises PlanError for a plan of another model, and what a no_alloc load raises."""
+    """Return the bytes of host memory that are left beside the model in a plan's placement; device_lost: beside the
+    whole model on the CPU. Raises PlanError for a plan of another model, and as a no_alloc load."""
     placement = placer.placed(plan)
     on_host, on_device = placer.no_alloc_loads.sides(plan.workload, placement, placer.attention_for(plan))
     return host_free_beside(on_host + on_device if device_lost else on_host)

@@ -26,7 +26,7 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def take_for_interrupt() -> None:
-    """Treat SIGTERM and SIGHUP as Ctrl-C, so that measurements are kept, files are whole and workers end. An ignored
+    """Treat SIGTERM and SIGHUP as Ctrl-C, so that measurements are stored, files complete and workers ended. An ignored
     SIGHUP, as under nohup, stays ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -44,9 +44,9 @@ def end_as_interrupted(number: int, _frame: FrameType | None) -> None:
         return
     _came_at.append(now)
     _numbers.append(number)
-    if not callable(signal.getsignal(signal.SIGINT)):  # nothing is to be kept any more, or not taken yet
+    if not callable(signal.getsignal(signal.SIGINT)):  # before a command starts, or after it has stored everything
         raise KeyboardInterrupt
-    signal.raise_signal(signal.SIGINT)  # an event loop, and who holds an interrupt, hear of it in no other way
+    signal.raise_signal(signal.SIGINT)  # event loops and deferred interrupts get it only this way
 
 
 def _interrupt_where_asked(_number: int, _frame: FrameType | None) -> None:
@@ -56,8 +56,8 @@ def _interrupt_where_asked(_number: int, _frame: FrameType | None) -> None:
 
 
 def be_over() -> None:
-    """Ignore signals from now on: the exit code stands, and CPython, which drops its handlers as it ends, would end by
-    the signal."""
+    """Ignore signals from now on, so that the exit code stays: CPython drops its handlers at exit, and a signal would
+    then end the process."""
     try:
         for number in ENDS:
             signal.signal(number, signal.SIG_IGN)
@@ -66,17 +66,17 @@ def be_over() -> None:
 
 
 def asked_to_end() -> bool:
-    """True once SIGTERM or SIGHUP came, which end the whole command, unlike a Ctrl-C."""
+    """Whether SIGTERM or SIGHUP came, which end the whole command, unlike a Ctrl-C."""
     return bool(_came_at)
 
 
 def interrupted_code() -> int:
-    """Return the exit code of a command that was interrupted: 143 where SIGTERM was the first to ask it, else 130."""
+    """Return the exit code of an interrupted command: 143 if SIGTERM came first, else 130."""
     return 143 if _numbers[:1] == [signal.SIGTERM] else 130
 
 
 def somebody_watches() -> bool:
-    """True if a person sees the output and can type: all three streams are a terminal with this command in its
+    """Whether a person sees the output and can type: all three streams are a terminal with this command in its
     foreground."""
     if not all(is_terminal(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)):
         return False
@@ -87,8 +87,8 @@ def somebody_watches() -> bool:
 
 @contextlib.contextmanager
 def ended_by_key() -> Iterator[None]:
-    """Interrupt the block, as Ctrl-C does, at the first key, which is left for whoever reads the terminal next. To be
-    called in the main thread, where somebody_watches."""
+    """Interrupt the block, as Ctrl-C does, at the first key, which stays unread for the terminal's next reader. Call it
+    in the main thread, if somebody_watches."""
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     over, tell = os.pipe()  # readable once the block has ended
@@ -109,5 +109,5 @@ def ended_by_key() -> Iterator[None]:
 def _interrupt_at_key(terminal: int, over: int) -> None:
     ready, _, _ = select.select([terminal, over], [], [])
     if over not in ready:
-        # by a signal, which ends what the main thread may be waiting for
+        # by a signal, which also ends a wait of the main thread
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

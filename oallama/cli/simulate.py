@@ -126,7 +126,7 @@ def command(
 
 
 def _model_and_plan(files: Sequence[str], model: str | None) -> tuple[str | None, str | None]:
-    """(MODEL, PLAN), of which one may be missing. Raises UsageError for two of a kind, or none."""
+    """Return (MODEL, PLAN), one of which may be missing. Raises UsageError for two of a kind, or none."""
     plans = [file for file in files if file.endswith(".json")]
     models = [file for file in (*files, model) if file is not None and file not in plans]
     if len(plans) > 1 or len(models) > 1 or not plans + models:
@@ -163,7 +163,7 @@ def _setting(placer: Placer, plan: Plan, machine: Machine | None) -> SimulationS
 def _workload(
     placer: Placer, plan: Plan, n_prompt: int | None, n_gen: int | None, n_depth: int | None, n_ctx: int | None
 ) -> Workload:
-    """The plan's workload, with requested values replaced."""
+    """Return the plan's workload with requested values replaced."""
     workload = plan.workload
     asked = (n_prompt or workload.n_prompt, workload.n_gen if n_gen is None else n_gen)
     n_past = workload.n_past if n_depth is None else n_depth

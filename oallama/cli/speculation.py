@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """spec: how drafts are made; None: by the draft model, where there is one. expected: requests in flight to plan
-    for; None: the command's own default. slots: requests that the server has room for. Raises UsageError for options
-    that exclude each other."""
+    """spec: how drafts are made; None: by the draft model, if given. expected: requests in flight to plan for; None:
+    the command's default. slots: the server's number of parallel requests. Raises UsageError for options that exclude
+    each other."""
 
     spec: str | None = None
     draft_model: str | None = None
@@ -43,7 +43,7 @@ class StepOptions:
 
     @property
     def repeats(self) -> bool:
-        """Whether drafts are of text that repeats, for one request. Such plans are not tuned."""
+        """Whether drafts are of repeated text (n-grams), for one request. Such plans are not tuned."""
         return self.spec == "ngram" and self._is_of_one
 
     @property
@@ -56,8 +56,8 @@ class StepOptions:
         return None if self.spec == "none" else self.draft_model
 
     def workload(self, workload: Workload) -> Workload:
-        """The workload with the requests in flight that are expected, and with the logits of drafts of repeated text
-        that are asked for behind `--`."""
+        """Return the workload with the expected requests in flight, and with the logits of drafts of repeated text that
+        options behind `--` request."""
         if workload.n_outputs and (n_draft := repeated_drafts(passed_options())):
             workload = replace(workload, n_outputs=n_draft + 1)
         if self.expected is None:
@@ -65,8 +65,8 @@ class StepOptions:
         return replace(workload, step=DecodeStep(self.expected, n_slots=max(self.slots, self.expected)))
 
     def drafter(self, placer: Placer) -> Drafter | None:
-        """Return the drafter that is asked for; None: no drafts, or drafts of text that repeats. Raises
-        ModelFileError, UsageError."""
+        """Return the requested drafter; None without drafts, and for drafts of repeated text. Raises ModelFileError,
+        UsageError."""
         from oallama.placer.drafter import DraftModel, MtpBlock
 
         if self._model is not None or self.spec == "mtp":
@@ -76,11 +76,11 @@ class StepOptions:
         return MtpBlock(placer) if self.spec == "mtp" else None
 
     def is_tuned(self, placer: Placer) -> bool:
-        """Whether tuning measures plans with these drafts: by a model, for one request."""
+        """Whether tuning measures plans with these drafts: a model's drafts, for one request."""
         return placer.drafter is not None and placer.has_device and self._is_of_one
 
     def tell_waiting(self, placer: Placer, plan: Plan) -> None:
-        """Say that drafts are made once tuning has found them to pay. plan: the one in use until then. Raises
+        """Print that drafts start once tuning has found them faster. plan: the plan in use until then. Raises
         DraftDoesNotFit."""
         from oallama.placer.drafter import check_room
 
@@ -89,7 +89,7 @@ class StepOptions:
             log("note: no drafts until `oallama tune` has measured whether they pay here; --no-gate uses them now")
 
     def plan(self, placer: Placer, workload: Workload, plan: Callable[[Placer, Workload], Plan]) -> Plan:
-        """The plan with the drafts that are asked for. Raises as planned_with_drafts."""
+        """Return the plan with the requested drafts. Raises as planned_with_drafts."""
         from oallama.placer.drafter import planned_with_drafts
 
         if (drafter := placer.drafter or self.drafter(placer)) is not None:

@@ -46,8 +46,8 @@ SHAPE = "oallama.what_if.shape"  # in a context's meta: the name of a model with
 
 
 def parse_cards(text: str) -> tuple[tuple[Card, ...], ...]:
-    """`rtx3060,h100+gtx1650`: distinct rows in order, each a card or several in one machine; `all`. Raises ValueError,
-    UsageError for an unknown card."""
+    """Parse `rtx3060,h100+gtx1650`: distinct rows in order, each one or several cards in a machine; or `all`. Raises
+    ValueError, UsageError for an unknown card."""
     names = [name for name in text.split(",") if name.strip()]
     if not names:
         raise ValueError(f"unknown card {text!r}; choose from {', '.join(CARDS)}")
@@ -57,7 +57,7 @@ def parse_cards(text: str) -> tuple[tuple[Card, ...], ...]:
 
 
 def parse_rate(text: str) -> float:
-    """A memory bandwidth in GB/s. Raises ValueError."""
+    """Parse a memory bandwidth in GB/s. Raises ValueError."""
     try:
         rate = float(text)
     except ValueError:
@@ -70,8 +70,8 @@ def parse_rate(text: str) -> float:
 
 
 def file_or_shape(word: str) -> str:
-    """The path of MODEL; of a popular model that is not here, that of a file without weights, which ends with the
-    command. Raises UsageError and as model_file."""
+    """Return the path of MODEL; for a popular model without a file, the path of a temporary file without weights.
+    Raises UsageError and as model_file."""
     from oallama.stores.find import find_model
 
     is_here = is_file(word) or os.path.exists(word)  # noqa: PTH110 - Path.exists raises where a name is too long
@@ -153,7 +153,7 @@ def command(
     host = pc(cores, ram_speed) if cores is not None or ram_speed is not None else None
     from oallama.model.memory import NoAllocLoader
 
-    # it loads llama.cpp while the rest is imported and the model is read, but not while the CPU is timed
+    # loads llama.cpp during the imports and the reading of the model, but not while the CPU is timed
     with NoAllocLoader(at_once=host is not None) as no_alloc_loader:
         from oallama.placer.described import alone_and_beside
         from oallama.report.what_if import what_if_chart, what_if_document, what_if_foot, what_if_head, what_if_line
@@ -181,7 +181,7 @@ def command(
 
 
 def _cards(rows: tuple[tuple[Card, ...], ...] | None, memory_bytes: int | None) -> tuple[tuple[Card, ...], ...]:
-    """The cards of each row, by default one of the usual cards each. memory_bytes: of every card; None: its own."""
+    """Return the cards of each row; by default each usual card is a row. memory_bytes: of every card; None: its own."""
     chosen = rows or tuple((CARDS[name],) for name in USUAL_CARDS)
     if memory_bytes is None:
         return chosen
@@ -191,8 +191,8 @@ def _cards(rows: tuple[tuple[Card, ...], ...] | None, memory_bytes: int | None) 
 def placer_on(
     host: Host | None, model: str, options: Options, profile: str | None, no_alloc_loader: NoAllocLoader
 ) -> Placer:
-    """The model on a described CPU; None: on this machine's, as the profile says, else by its rates, which are timed in
-    seconds."""
+    """Return the model on a described CPU; None: on this machine's CPU, by the profile, else by its rates, whose timing
+    takes seconds."""
     from oallama.placer import Placer
     from oallama.profile.described import TOKENS, host_profile
     from oallama.profile.emulate import this_host

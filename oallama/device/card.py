@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from oallama.core.codec import NotNegative, Positive, Size
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
-"""Weights that are multiplied in floating point; all others in integers."""
+"""Types of weights that are multiplied in floating point; all others in integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +64,22 @@ class Host:
     source: str
     flops_float_per_s: Positive | None = None  # by F16, BF16 and F32 weights; None: the same
     flops_attention_per_s: Positive | None = None  # None: as by float weights
-    flops_by_type: tuple[tuple[str, Positive], ...] = ()  # of weights whose kernels are slower or faster than others
+    flops_by_type: tuple[tuple[str, Positive], ...] = ()  # of types whose kernels are slower or faster than others
     bytes_float_per_s: Positive | None = None  # of F16, BF16 and F32 weights in decode; None: the same
-    kernel_s: NotNegative = 5e-6  # of one node, beside its work: all threads meet behind it
+    kernel_s: NotNegative = 5e-6  # of one node, besides its work: all threads meet after it
     dram_bytes_per_s: Positive | None = None  # that the CPU and the link read together; None: not known
 
     def kernel_seconds(self, flop: float, n_bytes: float, weight_type: str | None) -> float:
-        """Seconds of one node: a mul-mat by weights of this type, or without a type attention and the like."""
+        """Return the seconds of a node: a mul-mat by weights of this type; without a type, attention and the like."""
         return max(flop / self.rate_of(weight_type), n_bytes / self.bytes_rate_of(weight_type)) + self.kernel_s
 
     def bytes_rate_of(self, weight_type: str | None) -> float:
-        """bytes/s of mul-mats by weights of this type, and of what has none."""
+        """Return bytes/s of mul-mats by weights of this type; of other nodes without a type."""
         floating = self.bytes_float_per_s if weight_type in FLOAT_TYPES else None
         return floating or self.bytes_per_s
 
     def rate_of(self, weight_type: str | None) -> float:
-        """flop/s of mul-mats by weights of this type; of attention without one."""
+        """Return flop/s of mul-mats by weights of this type; of attention without a type."""
         floating = self.flops_float_per_s or self.flops_per_s
         if weight_type is None:
             return self.flops_attention_per_s or floating

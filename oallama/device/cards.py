@@ -1,7 +1,7 @@
 """Real cards as Card records, from published runs of llama.cpp, else from shares of their peaks.
 
-The rates are what one model reached (LLaMA-2-7B Q4_0): other types and shapes reach a little more or less, so what is
-predicted with them is a prediction, not a measurement. Where each kind of figure is from:
+The rates are those of one model (LLaMA-2-7B Q4_0): other types and shapes reach a little more or less, so times from
+them are predictions, not measurements. Sources of the figures:
 
 - tg128, pp512: ggml-org/llama.cpp discussion 15013, llama-bench of llama-2-7b.Q4_0.gguf, -ngl 99 -fa 1 (builds of
   2025: 3060 baa9255, 3090 c76b420, 4090 2241453, 5090 8cf6b42, H100 80 GB HBM3 5143fa8). The RTX 4060 Ti's row is the
@@ -91,7 +91,7 @@ def _geforce(
 
 @dataclass(frozen=True, slots=True)
 class _Sheet:
-    """A card whose data sheet says how its runs compare with those of another one of its generation."""
+    """A card without published runs: its data sheet compares it with another card of its generation."""
 
     name: str
     description: str
@@ -103,7 +103,7 @@ class _Sheet:
 
     @property
     def published(self) -> _Published:
-        """Tokens by the ratio of the memories' rates, prompts by that of FP32 rates."""
+        """Scale the other card's runs: tokens by the ratio of memory rates, prompts by that of FP32 rates."""
         other, (gb_per_s, tflops) = next(card for card in _PUBLISHED if card.name == self.like), _SHEET_OF[self.like]
         return _geforce(
             self.name, self.description, self.memory_gib, other.tg128 * self.gb_per_s / gb_per_s,
@@ -156,8 +156,8 @@ _SHEETS = (
 
 
 def _card(published: _Published) -> Card:
-    """Rates that give the published times again once latencies, attention and the rest of a layer, which are priced
-    beside the weights, are taken off."""
+    """Return the rates that reproduce the published times, less latencies, attention and the rest of a layer, which are
+    priced separately."""
     latency_s = _NODES * _KERNEL_S
     bytes_per_s = (_WEIGHT_BYTES + _KV_BYTES) / (1 / published.tg128 - latency_s)
     prompt_s = _PROMPT / published.pp512 - latency_s - _REST_BYTES / bytes_per_s
@@ -227,7 +227,8 @@ _SERIES = re.compile(r"^(?:rtx|gtx|rx|arc)|gi?b$")
 
 
 def _key(name: str) -> str:
-    """A card's name without maker, series and signs: `3060ti8` of "RTX 3060 Ti 8 GB", `4070s` of "4070 Super"."""
+    """Return a card's name without maker, series and punctuation: `3060ti8` for "RTX 3060 Ti 8 GB", `4070s` for "4070
+    Super"."""
     return _SERIES.sub("", _MAKERS.sub("", name.lower()).replace("super", "s"))
 
 
@@ -237,11 +238,11 @@ def _keys(card: Card) -> tuple[str, ...]:
 
 
 _BY_KEY = {key: name for name, card in CARDS.items() for key in _keys(card)}
-"""Preset by spelling; without a memory size, the card with most memory."""
+"""Presets by spelling; a name without a memory size means the card with the most memory."""
 
 
 def preset(name: str) -> Card:
-    """A card by its preset or its usual name: "RTX 3060", "5060 Ti 16GB". Raises UsageError that lists the presets."""
+    """Return a card by its preset or usual name: "RTX 3060", "5060 Ti 16GB". Raises UsageError with the presets."""
     card = _BY_KEY.get(_key(name))
     if card is None:
         meant = suggestion(name.lower(), [re.sub(r"-\d+$", "", known) for known in CARDS])

@@ -23,9 +23,9 @@ def ask_child(
 ) -> dict[str, Any]:
     """Run the main part of `module` in its own process; return its answer.
 
-    failed: makes the error for a child that dies or does not answer in time, from the reason. Raises that; DeviceError
-    for a child whose device was lost; what the child raised as the same error of ours; and `unexpected` for any other
-    exception in the child.
+    failed: makes the error for a child that dies or does not answer in time, from the reason. Raises this error;
+    DeviceError for a lost device; an oallama error of the child as the same error; `unexpected` for any other exception
+    in the child.
     """
     from ggml_bridge.child import run_in_child
 
@@ -37,7 +37,7 @@ def ask_child(
 def child_errors(
     failed: Callable[[str], OallamaError], unexpected: type[OallamaError] = OallamaError
 ) -> Iterator[None]:
-    """Raise what goes wrong with a child in the block as an error of ours: see ask_child."""
+    """Raise a child's failure in the block as an oallama error, as ask_child does."""
     import ggml_bridge
     from ggml_bridge.child import ChildError
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-SAME_KIND = 0.8  # of the fastest core's speed: clocks of one kind differ by less, of two kinds by more
+SAME_KIND = 0.8  # share of the fastest core's speed: clocks of one kind differ by less, of two kinds by more
 MOST_CPUS = 1 << 16
 
 
@@ -15,7 +15,7 @@ def default_threads(root: Path = Path("/")) -> int:
     """Physical cores within the CPU affinity and the container's CPU quota, at least 1.
 
     One spinning thread too many makes decoding ten times slower (all threads wait for the one that was descheduled),
-    so hyper-threads, other processes' cores and quota beyond them are not counted. root: where /sys is (tests).
+    so hyper-threads and cores beyond the affinity or the quota do not count. root: where /sys is (tests).
     """
     allowed = allowed_cpus()
     cores = {_core(root, cpu) for cpu in allowed}
@@ -23,8 +23,8 @@ def default_threads(root: Path = Path("/")) -> int:
 
 
 def thread_counts(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> tuple[int, ...]:
-    """Counts of threads that are worth trying: the physical cores of the fastest kind, then with the next kind too, and
-    so on, within the container's quota. One count where all cores are alike. allowed: as allowed_cpus has it."""
+    """Return thread counts worth trying: the physical cores of the fastest kind, then of the two fastest kinds, and so
+    on, within the container's quota. One count if all cores are alike. allowed: as allowed_cpus returns it."""
     counts, n = [], 0
     for kind in core_kinds(root, allowed_cpus() if allowed is None else allowed):
         n += len({_core(root, cpu) for cpu in kind})
@@ -33,9 +33,9 @@ def thread_counts(root: Path = Path("/"), allowed: Iterable[int] | None = None) 
 
 
 def core_kinds(root: Path, allowed: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-    """Logical CPUs by the speed of their cores, the fastest first: as the kernel lists them for Intel's performance and
-    efficiency cores, else by their capacity, else by their highest clock. Within a kind no core is slower than
-    SAME_KIND of the fastest one. One kind where nothing is said of one of them."""
+    """Group logical CPUs by core speed, the fastest first: by the kernel's lists of Intel's performance and efficiency
+    cores, else by capacity, else by highest clock. Within a group no core is slower than SAME_KIND of the fastest one.
+    One group if the kernel lacks the figure of one CPU."""
     cpus = sorted(allowed)
     speeds = _listed_speeds(root, cpus)
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
@@ -53,7 +53,7 @@ def core_kinds(root: Path, allowed: Iterable[int]) -> tuple[tuple[int, ...], ...
 
 
 def _listed_speeds(root: Path, cpus: Sequence[int]) -> dict[int, float]:
-    """2 of a performance core, 1 of an efficiency core; empty where there are not both."""
+    """Return 2 for a performance core, 1 for an efficiency core; empty without both kinds."""
     fast, slow = (_cpu_list(root / f"sys/devices/{name}/cpus") for name in ("cpu_core", "cpu_atom"))
     if not fast or not slow or not fast | slow >= set(cpus):
         return {}
@@ -61,7 +61,7 @@ def _listed_speeds(root: Path, cpus: Sequence[int]) -> dict[int, float]:
 
 
 def _kernel_speeds(root: Path, cpus: Sequence[int], name: str) -> dict[int, float]:
-    """Read the kernel's number of this name for each CPU; empty where one lacks it."""
+    """Read the kernel's number of this name for each CPU; empty if one CPU lacks it."""
     try:
         speeds = {cpu: float((root / f"sys/devices/system/cpu/cpu{cpu}/{name}").read_text()) for cpu in cpus}
     except (OSError, ValueError):
@@ -70,7 +70,7 @@ def _kernel_speeds(root: Path, cpus: Sequence[int], name: str) -> dict[int, floa
 
 
 def _cpu_list(path: Path) -> set[int]:
-    """Read text such as 0-3,8 as {0, 1, 2, 3, 8}; empty where there is none."""
+    """Read text such as 0-3,8 as {0, 1, 2, 3, 8}; empty without the file."""
     cpus: set[int] = set()
     try:
         for part in path.read_text().strip().split(","):
@@ -87,7 +87,7 @@ def allowed_cpus() -> set[int]:
 
 
 def _core(root: Path, cpu: int) -> str:
-    """A name that hyper-threads of one core share."""
+    """Return a name that the hyper-threads of a core share."""
     try:
         return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -95,7 +95,7 @@ def _core(root: Path, cpu: int) -> str:
 
 
 def most_cpus(root: Path) -> float:
-    """CPUs' worth of time that cgroup v2 allows, rounded up, at least 1; inf: unlimited or unknown."""
+    """Return how many CPUs of time cgroup v2 allows, rounded up, at least 1; inf: unlimited or unknown."""
     try:
         quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
         return math.inf if quota == "max" else max(1, math.ceil(int(quota) / int(period)))

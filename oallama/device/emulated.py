@@ -1,8 +1,8 @@
 """`--device emulated[:PRESET|:FILE][,KEY=VALUE…]` as a record, and as parameters of libggml-emulated.
 
-A card as published is far faster than the few cores of most machines that have none. So its rates are divided by how
-much slower the CPU here is than that of a usual computer with such a card (`scale`): device, link and CPU then have
-the proportions that they have there.
+A published card is far too fast for the few cores of most machines without a GPU. So its rates are divided by `scale`:
+how much slower this CPU is than that of a usual computer with such a card. Device, link and CPU then have the same
+proportions as there.
 """
 
 from __future__ import annotations
@@ -23,40 +23,39 @@ DEFAULT_CARD = "rtx3060-12"
 DEVICE_NAME = "Emulated"  # and a number, from 0
 FORM = "emulated[:PRESET|:FILE][,KEY=VALUE…]"
 PARAMETERS = "emulated-parameters"  # first word of a file that has libggml-emulated's own parameters
-_LEAST, _MOST = 1e-6, 1e9  # of a number: products and quotients of several stay far from the ends of a float's range
+_LEAST, _MOST = 1e-6, 1e9  # bounds of a value: products of several stay far inside a float's range
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """An emulated device, in the units in which it is written; None: the card's own figure, or what the machine decides
-    when it is opened.
+    """An emulated device, in the units of `--device`. None: the card's own figure, or set when the device is opened.
 
-    source: a preset's name, or the path of a profile of a real card or of a parameters file.
-    scale: (what rates of bytes are divided by, and rates of flop/s).
-    values "real": everything is computed, times mean nothing; "drawn": times are a card's, results are noise.
+    source: a preset's name, or the path of a card's profile or of a parameters file.
+    scale: (divisor of rates in bytes/s, divisor of rates in flop/s).
+    values "real": results are computed, times mean nothing; "drawn": times are the card's, results are noise.
     """
 
     source: str = DEFAULT_CARD
     vram: int | None = None  # bytes
     link: float | None = None  # GB/s, pinned, before scaling
     gbps: float | None = None  # GB/s of device memory, before scaling
-    tflops: float | None = None  # TFLOP/s by quantised weights, before scaling; in float in the card's proportion
+    tflops: float | None = None  # TFLOP/s by quantised weights, before scaling; float rates keep the card's ratio
     latency: float | None = None  # µs of a kernel, before scaling
     scale: tuple[float, float] | None = None
-    cpus: int | None = None  # the core that it keeps for itself
+    cpus: int | None = None  # the core that the device keeps busy
     values: Literal["real", "drawn"] | None = None
     seed: int = 0
     routing: str | None = None  # file of recorded experts
-    lost_after: int | None = None  # graphs, then every one fails
+    lost_after: int | None = None  # number of graphs after which every graph fails
     fail_alloc: int | None = None  # the allocation that is refused, counted from 1
     pinned: int | None = None  # bytes of host memory that can be pinned; beyond that it is silently plain memory
     buffers: Literal["name", "address"] | None = (
-        None  # "address": it takes no buffer type but its own, so that no block can live there
+        None  # "address": it accepts only its own buffer type, so that it can hold no whole block
     )
 
     def __str__(self) -> str:
-        """The text that parses back into this record."""
+        """Return the text that parses back into this record."""
         given = [(f.name, getattr(self, f.name)) for f in fields(self)[1:] if getattr(self, f.name) != f.default]
         return ",".join([f"emulated:{self.source}", *(f"{name}={_written(value)}" for name, value in given)])
 
@@ -66,17 +65,17 @@ class Emulated:
 
     @property
     def timed(self) -> Emulated:
-        """The device as profiles and comparisons measure it: it keeps time, and what changes no time is left out."""
+        """Return the device for profiles and comparisons: with drawn values, without settings that change no time."""
         return replace(self, values="drawn", lost_after=None, fail_alloc=None)
 
     @property
     def measured(self) -> Emulated:
-        """The device that a profile belongs to: which core it has and what it draws changes no time."""
+        """Return the device that a profile belongs to: without core and drawn values, which change no time."""
         return replace(self.timed, cpus=None, seed=0, routing=None)
 
 
 def parse_emulated(text: str) -> Emulated:
-    """The record of `emulated…`. Raises UsageError for an unknown preset or key, and for values out of range."""
+    """Parse `emulated…`. Raises UsageError for an unknown preset or key, and for values out of range."""
     head, *rest = text.split(",")
     _, colon, source = head.partition(":")
     if "=" in source:
@@ -99,7 +98,7 @@ def parse_emulated(text: str) -> Emulated:
 
 
 def card_of(spec: Emulated) -> Card:
-    """The card of a preset, with what the spec changes, scaled. Needs a preset and a scale."""
+    """Return the preset's card with the spec's changes, scaled. Needs a preset and a scale."""
     card = preset(spec.source)
     float_share = card.flops_float_per_s / card.flops_per_s
     pageable_share = card.pageable_bytes_per_s / card.pinned_bytes_per_s
@@ -143,7 +142,7 @@ def all_parameters(specs: Sequence[Emulated]) -> str:
 
 
 def use_parameters(spec: Emulated, number: int = 0) -> str:
-    """Parameters of libggml-emulated on the use of the device. Later lines take precedence."""
+    """Return libggml-emulated's parameters for the device's use. Later lines take precedence."""
     lines = {
         "name": f"{DEVICE_NAME}{number}",
         "values": spec.values or "real",
@@ -164,7 +163,7 @@ def _wrong(text: str, why: str) -> UsageError:
 
 
 def _written(value: Any) -> str:
-    """The text that is read as this value of a key."""
+    """Return the text that parses as this value of a key."""
     if isinstance(value, tuple):
         return "/".join(dict.fromkeys(map(_written, value)))
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Emulated devices in this process: registered with ggml, asked how well they kept time, taken out again."""
+"""Emulated devices in this process: register them with ggml, measure how well they keep time, remove them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CORE_WAIT_S = 1.0  # a device without work gives its core back within a tenth of
 
 
 def open_emulated(specs: Sequence[Emulated]) -> tuple[list[DeviceInfo], Callable[[], None]]:
-    """Register the devices; what to call when they are done with. The specs must be resolved (profile/emulate.py).
+    """Register the devices; return the function that removes them. The specs must be resolved (profile/emulate.py).
 
     Raises UsageError for parameters that are wrong, a core that is not there, or more memory than this machine has
     for real values; DeviceError while other emulated devices are open in this process.
@@ -63,7 +63,7 @@ def open_emulated(specs: Sequence[Emulated]) -> tuple[list[DeviceInfo], Callable
 
 
 def check_room(spec: Emulated, memory_bytes: int) -> None:
-    """Raises UsageError if real values of so many bytes do not fit into this machine's memory."""
+    """Raise UsageError if real values of so many bytes do not fit into this machine's memory."""
     import psutil
 
     available = int(psutil.virtual_memory().total)
@@ -75,8 +75,8 @@ def check_room(spec: Emulated, memory_bytes: int) -> None:
 
 
 def check_core(spec: DeviceSpec) -> None:
-    """Raises DeviceError if another process's emulated device keeps the core of this one, as a stopped process does:
-    nothing that is timed meanwhile would be a card's time. Nothing of ours may work meanwhile."""
+    """Raise DeviceError if another process's emulated device keeps the core of this one, as a stopped process does:
+    times measured meanwhile would not be a card's. No device of this process may work meanwhile."""
     if spec.emulated is None or spec.emulated.cpus is None:
         return
     # whose lock is the core (native/emulated/shared_core.cpp)
@@ -105,7 +105,7 @@ def _is_free(file: IO[bytes]) -> bool:
 
 
 def _holder(file: IO[bytes]) -> str:
-    """ ", of process 123": who has locked an open file, as far as the system says."""
+    """Return who has locked an open file, as ", of process 123"; "" if unknown."""
     inode = f":{os.fstat(file.fileno()).st_ino}"
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
@@ -124,12 +124,12 @@ class Punctuality:
 
     @property
     def late_share(self) -> float:
-        """Share of the time that passed."""
+        """Overrun as a share of the time that passed."""
         return float(self.stats["late_s"]) / max(self.elapsed_s, 1e-9)
 
     @property
     def fault(self) -> str:
-        """Why the timings are not valid; "" if they are."""
+        """Return why the timings are not valid; "" if they are."""
         if self.stats["n_shared"]:
             return "another emulated device used the same core at the same time"
         if self.late_share > MOST_LATE:
@@ -143,7 +143,7 @@ T = TypeVar("T")
 
 
 class Watch:
-    """Asks the emulated device of this process how it kept time; of any other device, nothing."""
+    """Watches how well this process's emulated device keeps time; does nothing for other devices."""
 
     def __init__(self, is_emulated: bool) -> None:
         self._device = load_bridge().emulated() if is_emulated else None
@@ -155,7 +155,7 @@ class Watch:
             self._start_s = time.perf_counter()
 
     def stop(self) -> Punctuality | None:
-        """Since start; the device's core is free afterwards. None: it is no emulated device."""
+        """Return the punctuality since start; the device's core is free afterwards. None for other devices."""
         if self._device is None:
             return None
         found = Punctuality(time.perf_counter() - self._start_s, asdict(self._device.stats()))
@@ -163,8 +163,8 @@ class Watch:
         return found
 
     def measured(self, measure: Callable[[], T], most_s: float = math.inf) -> tuple[T, Punctuality | None]:
-        """Measure, and return the result with the device's punctuality: of the first try in which it was punctual, else
-        of the last of TRIES. None begins after most_s."""
+        """Measure; return the result and the device's punctuality, of the first punctual try, else of the last of
+        TRIES. No try starts after most_s."""
         began_s = time.perf_counter()
         for tries_left in reversed(range(TRIES)):
             self.start()

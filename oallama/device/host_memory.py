@@ -1,4 +1,4 @@
-"""Memory that this process may use, and how much of it is free: the machine's, or what its container allows."""
+"""Total and free memory for this process: the machine's, or its container's limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:
-    """Bytes of the machine's memory, at most what cgroup v2 allows. root: where /sys is (tests)."""
+    """Return the bytes of the machine's memory, or cgroup v2's limit if lower. root: where /sys is (tests)."""
     import psutil
 
     total = int(psutil.virtual_memory().total)
@@ -17,7 +17,7 @@ def host_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def host_free_bytes(root: Path = Path("/")) -> int:
-    """Bytes that can be allocated without swapping: pages of files give way. root: as above."""
+    """Return the bytes that can be allocated without swapping; the page cache counts as free. root: as above."""
     import psutil
 
     free = int(psutil.virtual_memory().available)

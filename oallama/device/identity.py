@@ -1,7 +1,7 @@
-"""Identity of the device that a `--device` text means now: its spec, and what distinguishes it from others.
+"""Identity of the device that a `--device` text means now: its spec, and the properties that identify it.
 
-A child process asks ggml: whoever lists a CUDA device holds some hundred MiB of it from then on, which what is measured
-or loaded later would lack, and a driver that crashes must not take the caller with it.
+A child process asks ggml: a process that lists a CUDA device holds some hundred MiB of it from then on, which later
+measurements and loads would lack, and a driver that crashes must not end the caller.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MODULE = "oallama.device.identity"
 TIMEOUT_S = 120.0
 MEMORY_STEP = 256 * 2**20
-"""Drivers and kernels keep a few MiB more or less to themselves; no two cards differ by less than this."""
+"""Drivers and kernels reserve a few MiB more or less; no two cards differ by less than this."""
 
 _NO_GPU = re.compile(r"libggml-(?:base|cpu|rpc|blas|oallama)\b.*")  # library files
 _DRIVER = re.compile(r"lib(?:cuda|nvidia-|vulkan_|GLX_nvidia|amdhip64|hsa-runtime64|ze_intel_gpu|dxcore).*\.so\b.*")
@@ -35,22 +35,22 @@ _DRIVER = re.compile(r"lib(?:cuda|nvidia-|vulkan_|GLX_nvidia|amdhip64|hsa-runtim
 
 @dataclass(frozen=True, slots=True)
 class KnownDevice:
-    """spec: the device itself, where `auto` was asked for or a name in other letters. identity: what must be the same
-    for timings to hold; None if the spec says it all (this machine's CPU computes, or nothing does)."""
+    """spec: the device that `auto`, or a name in other letters, means. identity: the properties that must stay the same
+    for timings to hold; None if the spec is enough (only this machine's CPU computes)."""
 
     spec: DeviceSpec
     identity: Mapping[str, Any] | None = None
 
 
 def known_device(device: KnownDevice | DeviceSpec | str | None) -> KnownDevice:
-    """The device that the text means. If ggml must be queried, it starts a process, about 0.4 s.
+    """Return the device that the text means. Starts a process if ggml must be queried, about 0.4 s.
 
-    Raises DeviceError if it is missing or cannot be queried, UsageError for invalid text, BridgeError.
+    Raises DeviceError if the device is missing or cannot be queried, UsageError for invalid text, BridgeError.
     """
     if isinstance(device, KnownDevice):
         return device
     spec = device if isinstance(device, DeviceSpec) else parse_device(device)
-    if spec.emulated is not None:  # its parameters are all that there is to know
+    if spec.emulated is not None:  # its parameters identify it
         return KnownDevice(spec, {"parameters": hashlib.sha256(parameters_of(spec.emulated).encode()).hexdigest()[:16]})
     if spec.is_none:
         return KnownDevice(spec)
@@ -60,12 +60,12 @@ def known_device(device: KnownDevice | DeviceSpec | str | None) -> KnownDevice:
 
 
 def found_gpus() -> tuple[KnownDevice, ...]:
-    """The GPUs that there are (device/opening.py), in ggml's order. Raises DeviceError, BridgeError."""
+    """Return this machine's GPUs (device/opening.py), in ggml's order. Raises DeviceError, BridgeError."""
     return _found_gpus(user_backend()) if _has_gpu_backend() else ()
 
 
 _asked_before: dict[tuple[str | None, str], KnownDevice] = {}
-"""Devices by the user's back end, which may bring them, and by their names in ggml. Each is asked for once."""
+"""Known devices by the user's back end, which may add devices, and by name in ggml. Each is queried once."""
 
 
 def _keep(devices: tuple[KnownDevice, ...], backend: str | None) -> tuple[KnownDevice, ...]:
@@ -75,8 +75,7 @@ def _keep(devices: tuple[KnownDevice, ...], backend: str | None) -> tuple[KnownD
 
 @cache
 def _found_gpus(backend: str | None) -> tuple[KnownDevice, ...]:
-    """found_gpus, asked of a child process once: that takes 0.4 s, and more for each GPU that is opened. backend: the
-    user's."""
+    """found_gpus, cached: the child process takes 0.4 s, and more for each GPU that is opened. backend: the user's."""
 
     def failed(reason: str) -> DeviceError:
         return DeviceError(f"cannot list GPUs: {reason}; check them with `oallama doctor`, or use --device none")
@@ -86,10 +85,9 @@ def _found_gpus(backend: str | None) -> tuple[KnownDevice, ...]:
 
 
 def identity_of(info: DeviceInfo, driver_files: list[str]) -> dict[str, Any]:
-    """Identity of a device among others of its name, in JSON.
+    """Return the identity of a device among others of its name, in JSON.
 
-    An integrated GPU uses the machine's memory, of which the firmware or the kernel gives it now more and now less; of
-    other devices the memory is rounded.
+    Leaves out the memory of an integrated GPU, which the firmware or the kernel varies, and rounds that of others.
     """
     memory = None if info.type == "IGPU" else round(info.memory_total / MEMORY_STEP) * MEMORY_STEP
     return {
@@ -102,9 +100,9 @@ def identity_of(info: DeviceInfo, driver_files: list[str]) -> dict[str, Any]:
 
 
 def driver_files(maps: str) -> list[str]:
-    """List name and size of every driver library in a process' memory map (/proc/self/maps).
+    """Return name and size of every driver library in a process' memory map (/proc/self/maps).
 
-    The kernel's part of a driver has a version; the part that compiles and queues kernels is updated without it.
+    The kernel module's version does not change if only the libraries that compile and queue kernels are updated.
     """
     paths = {Path(line.split(None, 5)[5]) for line in maps.splitlines() if len(line.split(None, 5)) == 6}
     return sorted(f"{path.name} {_size(path)}" for path in paths if _DRIVER.fullmatch(path.name))
@@ -118,8 +116,8 @@ def _size(path: Path) -> int:
 
 
 def _has_gpu_backend() -> bool:
-    """Whether llama.cpp came with a back end for GPUs, by the names of its libraries: loading them to hear that
-    there is none would take more time than all the rest of a call that reads a cached profile."""
+    """Whether llama.cpp has a back end for GPUs, by the names of its libraries: loading them would take longer than the
+    rest of a call that reads a cached profile."""
     import ggml_bridge
     from ggml_bridge.library import library_folder
 
@@ -153,7 +151,7 @@ def _told(answer: Mapping[str, Any]) -> KnownDevice:
 
 
 def known_of(device: OpenDevice, maps: str) -> KnownDevice:
-    """An open device as a KnownDevice. maps: the process' memory map."""
+    """Return an open device as a KnownDevice. maps: the process' memory map."""
     if device.info is None:
         return KnownDevice(DeviceSpec("none"))
     named = device.spec.kind in ("auto", "ggml")
@@ -178,7 +176,7 @@ def _answer_of(device: str) -> dict[str, Any]:
 
 
 def _memory_map() -> str:
-    """This process' memory map; empty where the system has none to read."""
+    """Return this process' memory map; empty on systems without one."""
     try:
         return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:

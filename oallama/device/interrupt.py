@@ -1,9 +1,9 @@
 """Ctrl-C while C code calls back into Python.
 
-Python raises KeyboardInterrupt in whatever function it enters next, before the first line of it. Where that is a
-callback, C is the caller: ctypes prints the exception and drops it, and no `try` in the callback can help. Nor can one
-in `__del__`. So the signal is only noted while native code runs, and handed on where an exception has somewhere to go.
-A program can have what is dropped elsewhere arrive once more.
+Python raises KeyboardInterrupt in the next function that it enters, before its first line. In a callback from C, ctypes
+prints the exception and drops it, and a `try` in the callback does not help; nor does it in `__del__`. So the signal is
+only noted while native code runs, and raised afterwards, where Python is the caller. A program can have an interrupt
+that was dropped elsewhere raised again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ggml_bridge.threads import Thread
 
 
 class HeldInterrupt:
-    """A Ctrl-C that may have arrived. before: who handled it until now, and gets it in the end."""
+    """A Ctrl-C that may have arrived. before: the previous handler, which gets it in the end."""
 
     def __init__(self, before: Callable[[int, FrameType | None], Any]) -> None:
         self._before = before
@@ -31,7 +31,8 @@ class HeldInterrupt:
         self._arrived.append(frame)
 
     def hand_on(self) -> None:
-        """Hand on what has arrived: as a rule KeyboardInterrupt is raised here. To be called where no C is above."""
+        """Hand a Ctrl-C on, which usually raises KeyboardInterrupt here. Call it only without C code in the call
+        stack."""
         if self._arrived:
             frame = self._arrived[0]
             self._arrived.clear()
@@ -40,10 +41,10 @@ class HeldInterrupt:
 
 @contextlib.contextmanager
 def held_interrupt(on_interrupt: Callable[[], None] = lambda: None) -> Iterator[HeldInterrupt]:
-    """A Ctrl-C that arrives in the block calls on_interrupt, which must not raise, and is handed on at the block's end
-    to whoever handled it before, if the block did not do so earlier.
+    """Defer a Ctrl-C in the block: call on_interrupt, which must not raise, at once, and the previous handler at the
+    block's end, if the block did not do so earlier.
 
-    Does nothing on another thread than the main one, where signals do not arrive.
+    Does nothing outside the main thread, where signals do not arrive.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -67,8 +68,8 @@ AGAIN_S = 0.01  # after a Ctrl-C that was dropped, at the earliest
 
 
 def drop_no_interrupt() -> None:
-    """Raise again a Ctrl-C that Python drops, as in `__del__` and in callbacks of weak references. For programs: the
-    hook is the whole process's."""
+    """Raise a Ctrl-C again that Python dropped, as in `__del__` and in callbacks of weak references. For programs only:
+    the hook is process-wide."""
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -81,8 +82,8 @@ def drop_no_interrupt() -> None:
 
 
 def _interrupt_behind(hook: Callable[[Any], None]) -> None:
-    """Interrupt the main thread when it has left the hook, where the interrupt would be dropped too. By a signal, which
-    ends what it may be waiting for by then."""
+    """Interrupt the main thread after it has left the hook, where the interrupt would be dropped too; by a signal,
+    which also ends a wait."""
     time.sleep(AGAIN_S)
     while _is_in(hook):
         time.sleep(AGAIN_S)

@@ -1,4 +1,4 @@
-"""CPU layouts of weights: which one stock llama.cpp chooses, and which multiply correctly."""
+"""CPU layouts of weights: which layout stock llama.cpp chooses, and which layouts multiply correctly."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def supports(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> bool:
-    """Whether a part of this shape of an operator's weight may be in that layout: llama.cpp takes it there, and the
-    product is right, also for several sequences at once."""
+    """Whether a part of this shape of an operator's weight may use the layout: llama.cpp supports it, and the product
+    is right, also for several sequences at once."""
     if not _is_right(bridge, layout, operator, shape):
         return False
     k, n, _ = shape
-    several = (layout, operator.type, k, n, 2)  # what is wrong with several matrices is wrong with several inputs
+    several = (layout, operator.type, k, n, 2)  # several inputs fail as several matrices do
     return not operator.by_sequence or bridge.layout_supports(*several) or not bridge.layout_takes(*several)
 
 
 def _is_right(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> bool:
-    """Whether the layout takes a weight of this shape, and multiplies it right with one sequence."""
+    """Whether the layout supports a weight of this shape and multiplies it correctly with one sequence."""
     import ggml_bridge
 
     try:
@@ -34,12 +34,12 @@ def _is_right(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> 
 
 
 def best_layout(bridge: Bridge, operator: Operator, shape: Shape) -> str:
-    """The first of the CPU's layouts, the best first, that supports it."""
+    """Return the first of the CPU's layouts, in order of preference, that supports the weight."""
     return next((name for name in bridge.cpu_layouts() if supports(bridge, name, operator, shape)), PLAIN_LAYOUT)
 
 
 def stock_layout(bridge: Bridge, operator: Operator) -> str:
-    """The layout that stock llama.cpp gives a whole weight in host memory that no device is for, right or wrong."""
+    """Return the layout that stock llama.cpp gives a whole weight in host memory without a device, right or wrong."""
     import ggml_bridge
 
     def takes(layout: str) -> bool:
@@ -52,13 +52,13 @@ def stock_layout(bridge: Bridge, operator: Operator) -> str:
 
 
 def in_doubt(bridge: Bridge, operator: Operator) -> bool:
-    """Whether stock llama.cpp may give it a wrong layout: its weight has several matrices and is not routed, or its
-    input has several sequences, or a layout of this build has a fault."""
+    """Whether stock llama.cpp may give the operator a wrong layout: its weight has several matrices and is not routed,
+    or its input has several sequences, or a layout of this build has a fault."""
     return _is_three_dimensional(operator) or bool(bridge.layout_faults)
 
 
 def any_in_doubt(operators: Iterable[Operator]) -> bool:
-    """Whether one of them is in_doubt, told without native code. Raises BridgeError if llama.cpp is missing."""
+    """Whether one of the operators is in_doubt, without native code. Raises BridgeError if llama.cpp is missing."""
     import ggml_bridge
     from ggml_bridge.layouts import layout_faults
     from ggml_bridge.library import library_folder
@@ -72,8 +72,8 @@ def any_in_doubt(operators: Iterable[Operator]) -> bool:
 
 
 def needs_no_repack(operators: Sequence[Operator]) -> bool:
-    """Whether stock llama.cpp gives one of them a layout on this CPU that multiplies wrong, or writes where it must
-    not, for a single sequence: --no-repack, which leaves all weights plain, keeps it from that. Raises BridgeError."""
+    """Whether stock llama.cpp gives one of the operators a layout on this CPU that multiplies wrongly, or writes out of
+    bounds, for a single sequence. --no-repack, which leaves all weights plain, avoids it. Raises BridgeError."""
     if not any_in_doubt(operators):
         return False
     bridge = load_bridge()

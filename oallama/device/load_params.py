@@ -1,6 +1,6 @@
-"""Load parameters of llama.cpp: its structs filled from plain values, and kept alive.
+"""Load parameters of llama.cpp: fills its structs from plain values and keeps their memory alive.
 
-no_alloc loads and loads into this process fill them here, so what was verified is what is loaded.
+no_alloc loads and loads into this process both use this module, so what was verified is what is loaded.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ if TYPE_CHECKING:
 class LoadSettings:
     """Settings of one load of llama.cpp: model, context and placement. Hashable; counts are tokens.
 
-    host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, a device's name for
-    those that --fit puts there, SPLIT_LAYOUT for those of the split back end (plan/patterns.py). split_texts: those
-    weights by device, for a load without their plan (plan/plugin_text.py). n_threads 0: one per physical core.
-    no_repack: weights that no pattern is for stay plain, as --no-repack has it. n_outputs: tokens of a batch whose
-    logits are wanted at once, for which llama.cpp reserves memory; 0: all. n_slots: requests at once. n_drafts: that
-    the model's own last block (MTP) makes for each, in a second context; 0: that block is not loaded. stock: of stock
-    llama.cpp's own configuration, which is told of the device even where no layer goes there, as its programs do: large
-    batches are computed there. device_layers: of several devices how many of the n_gpu_layers each has, in their order;
-    (): the one device has all.
+    host_patterns: (regular expression, CPU buffer type or None) for weights in host memory; a device's name for weights
+    that --fit puts there; SPLIT_LAYOUT for weights of the split back end (plan/patterns.py). split_texts: the split
+    weights of each device, for a load without their plan (plan/plugin_text.py). n_threads 0: one per physical core.
+    no_repack: weights that match no pattern stay plain, as with --no-repack. n_outputs: the most logits of one batch,
+    for which llama.cpp reserves memory; 0: all. n_slots: parallel requests. n_drafts: drafts for each slot by the
+    model's own last block (MTP), in a second context; 0: that block is not loaded. stock: options of a stock
+    configuration; llama.cpp then gets the device even without layers on it, as in its own programs, and computes large
+    batches there. device_layers: how many of the n_gpu_layers each of several devices has; (): a single device has all.
     """
 
     path: str
@@ -53,21 +52,20 @@ class LoadSettings:
     device_layers: tuple[int, ...] = ()
 
     def of(self, workload: Workload) -> LoadSettings:
-        """The same with the outputs, slots and drafts of a workload."""
+        """These settings with the outputs, slots and drafts of a workload."""
         step = workload.step
         n_drafts = step.n_draft if step.mtp else 0
         return replace(self, n_outputs=workload.n_outputs_max, n_slots=step.n_slots, n_drafts=n_drafts)
 
 
 class ModelParams:
-    """The model half: device list, shares of the layers, buffer type overrides and load mode of `llama_model_params`,
-    and the memory they point to.
+    """Fields of `llama_model_params` (devices, tensor split, buffer type overrides, load mode) and the memory they
+    point to.
 
-    devices: ggml_backend_dev_t of those that may be used. llama.cpp is told of them only where layers go there, or
-    settings.stock says so: the split back end uses its one by itself, and llama.cpp would keep a compute buffer on it
-    for nothing. split_buft: the split plan's buffer type; 0: plain host memory takes its place, which
-    llama.cpp would stream to a device that takes large batches. Raises BridgeError for a layout that this CPU does not
-    have.
+    devices: ggml_backend_dev_t of the usable devices. llama.cpp gets them only if they hold layers or for a stock
+    configuration: the split back end opens its device itself, and llama.cpp would reserve an unused compute buffer on
+    it. split_buft: the split plan's buffer type; 0: plain host memory, which llama.cpp would stream to a device that
+    takes large batches. Raises BridgeError for a layout that this CPU lacks.
     """
 
     def __init__(self, settings: LoadSettings, devices: Sequence[int], bridge: Bridge, split_buft: int = 0) -> None:
@@ -75,7 +73,7 @@ class ModelParams:
         self._is_told = bool(devices) and (self.n_gpu_layers != 0 or settings.stock is not None)
         self._no_host = settings.stock is not None and settings.stock.no_host
         self._devices = (ctypes.c_void_p * (len(devices) + 1))(*(devices if self._is_told else ()))
-        # llama.cpp gives a layer to the device in whose share of the sum it lies; it reads as many as it could have
+        # llama.cpp always reads llama_max_devices() shares
         shares = bridge.libraries.llama_cpp.llama_cpp.llama_max_devices()
         self._shares = (ctypes.c_float * shares)(*settings.device_layers) if settings.device_layers else None
         self._overrides = _overrides(settings.host_patterns, bridge, split_buft)
@@ -84,7 +82,7 @@ class ModelParams:
         self.use_extra_bufts = chooses_layouts(settings.host_patterns) and not settings.no_repack
 
     def devices(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of those devices that llama.cpp is given."""
+        """Return the names of the devices that llama.cpp gets: all or none."""
         return names if self._is_told else ()
 
     def apply(self, params: Any) -> None:
@@ -101,20 +99,20 @@ class ModelParams:
 
 
 def chooses_layouts(host_patterns: Sequence[tuple[str, str | None]]) -> bool:
-    """Whether llama.cpp chooses among the CPU's extra layouts where an override says plain CPU. Where a plan insists on
-    plain memory for some weight, that choice is taken away and every other layout is named."""
+    """Whether llama.cpp chooses the CPU's layout of a weight itself. Not for a plan that needs plain memory for some
+    weight: such a plan names the layout of every other weight."""
     return all(layout != PLAIN_LAYOUT for _, layout in host_patterns)
 
 
 def reads_file(host_patterns: Sequence[tuple[str, str | None]]) -> bool:
-    """Whether the file is read, tensor by tensor. By itself llama.cpp maps it where it can. Weights of the split
-    backend are copied out of the mapping, whose pages stay in memory meanwhile: twice the file at the peak."""
+    """Whether the file is read tensor by tensor, not mapped as is llama.cpp's default: with split weights, which
+    llama.cpp would copy out of the mapping, whose pages stay resident: twice the file's size at the peak."""
     return any(layout == SPLIT_LAYOUT for _, layout in host_patterns)
 
 
 def load_mode(settings: LoadSettings, bridge: Bridge) -> int:
-    """enum llama_load_mode. With an expert cache the file is read, too: from pinned memory experts are copied twice as
-    fast."""
+    """Return the enum llama_load_mode. With an expert cache the file is read too: copies of experts from pinned memory
+    are twice as fast."""
     api = bridge.libraries.llama_cpp.llama_cpp
     cached = settings.stock is not None and settings.stock.moe_cache_bytes > 0
     reads = cached or reads_file(settings.host_patterns)
@@ -149,15 +147,15 @@ def _overrides(patterns: Sequence[tuple[str, str | None]], bridge: Bridge, split
 
 
 def apply_context(settings: LoadSettings, params: Any) -> None:
-    """Fill a llama_context_params. Raises UsageError for an unknown cache type, BridgeError for an expert cache where
-    this llama.cpp has none."""
+    """Fill a llama_context_params. Raises UsageError for an unknown cache type, BridgeError for an expert cache that
+    this llama.cpp lacks."""
     params.n_ctx = settings.n_ctx
     params.n_batch = min(settings.n_batch, settings.n_ctx) if settings.n_ctx else settings.n_batch
     params.n_ubatch = min(settings.n_ubatch, params.n_batch)
     params.n_threads = params.n_threads_batch = settings.n_threads or default_threads()
     params.n_seq_max, params.kv_unified = settings.n_slots, settings.n_slots > 1
     params.n_outputs_max = min(settings.n_outputs, params.n_batch)
-    params.n_rs_seq = settings.n_drafts  # snapshots of recurrent state, to go back to where a draft is refused
+    params.n_rs_seq = settings.n_drafts  # snapshots of recurrent state, to roll back refused drafts
     attention = settings.attention
     params.flash_attn_type = FLASH_ATTENTION[attention.flash_attn]
     params.type_k, params.type_v = cache_type(attention.type_k), cache_type(attention.type_v)
@@ -168,8 +166,8 @@ def apply_context(settings: LoadSettings, params: Any) -> None:
 
 
 def apply_draft_context(settings: LoadSettings, params: Any, context: int | None) -> None:
-    """Fill the llama_context_params of the context in which the last block drafts. context: the address of the one that
-    it drafts for; None: there is none yet."""
+    """Fill the llama_context_params of the context in which the last block (MTP) drafts. context: address of the
+    target context; None before it exists."""
     api = load_bridge().libraries.llama_cpp.llama_cpp
     apply_context(replace(settings, attention=Attention(settings.attention.flash_attn)), params)
     params.ctx_type, params.ctx_other = api.LLAMA_CONTEXT_TYPE_MTP, context
@@ -179,8 +177,8 @@ def apply_draft_context(settings: LoadSettings, params: Any, context: int | None
 
 
 def load_bridge() -> Bridge:
-    """The native bridge, with the user's back end in ggml's registry. Raises oallama's BridgeError, UsageError for a
-    back end that cannot be loaded."""
+    """Return the native bridge, with the user's back end in ggml's registry. Raises oallama's BridgeError, UsageError
+    for a back end that cannot be loaded."""
     import ggml_bridge
 
     try:

@@ -35,9 +35,9 @@ MACHINES: dict[str, Machine] = {machine.name: machine for machine in _ALL}
 
 
 def machine_of(text: str) -> Machine:
-    """A preset by name, in any case, or a file (.json): `name`, `host` (the fields of Host), `card` (a card of
-    `what-if` by name, or the fields of Card) and, where wanted, `description` and `sources` (figure: where it is from).
-    Raises UsageError naming the presets."""
+    """Return a preset by name, in any case, or the machine of a .json file: `name`, `host` (the fields of Host), `card`
+    (the name of a `what-if` card, or the fields of Card), and optionally `description` and `sources` (figure: source).
+    Raises UsageError with the presets."""
     if text.lower().endswith(".json"):
         return _read(Path(text))
     found = MACHINES.get(text.strip().lower())

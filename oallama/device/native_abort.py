@@ -1,4 +1,4 @@
-"""End the process with one sentence if native code aborts or hangs: neither can become an exception."""
+"""Ends the process with one sentence if native code aborts or hangs, which cannot become an exception."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE_FOLDER = re.compile(r"\S*/(?=[^/\s]+\.(?:c|cpp|h|hpp|cu|cuh):\d+)")
 """The folder in front of the file:line of an assertion."""
 
 RPC_SILENCE_S = 60.0
-"""An RPC server that owes an answer, or takes no data, for so long is lost."""
+"""Seconds without an answer, or without accepting data, after which an RPC server counts as lost."""
 
 LOST = "the device was lost"
 """Beginning of the sentence about a lost device."""
@@ -37,12 +37,12 @@ def end_process(sentence: str) -> NoReturn:
 
 
 def exit_at_abort() -> None:
-    """Have an abort of native code end this process in one sentence and exit code 1: an abort of ggml, such as that of
-    its RPC client when the server is lost, or a C++ exception that nobody catches. Raises BridgeError."""
+    """Make an abort of native code end this process with one sentence and exit code 1: an abort of ggml, such as its
+    RPC client's when the server is lost, or an uncaught C++ exception. Raises BridgeError."""
     if _kept:
         return
     api = load_bridge().libraries.llama_cpp.llama_cpp  # the bridge sets a callback of its own
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # that of a C++ exception is pages long
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # the traceback of a C++ exception is pages long
     of_ggml, of_signal = ctypes.CFUNCTYPE(None, ctypes.c_char_p), ctypes.CFUNCTYPE(None, ctypes.c_int)
     on_abort = of_ggml(lambda message: end_process(sentence_of((message or b"").decode("utf-8", "replace"))))
     on_signal = of_signal(lambda _number: end_process(sentence_of("")))
@@ -56,7 +56,7 @@ def exit_at_abort() -> None:
 
 
 def sentence_of(message: str) -> str:
-    """The sentence for ggml's message at an abort; "" for an abort without one."""
+    """Return the sentence for ggml's message at an abort; "" for an abort without a message."""
     if GGML_OUT_OF_MEMORY in message:
         return OUT_OF_MEMORY
     if _RPC_CLIENT in message:
@@ -74,8 +74,8 @@ WATCH_S = 0.5
 
 
 class Watchdog:
-    """Ends this process in one sentence when a `with` block makes no progress for stall_s. The time in which the
-    process is stopped does not count. device: its name in the sentence."""
+    """Ends this process with one sentence if a `with` block makes no progress for stall_s. Time in which the process is
+    stopped does not count. device: its name in the sentence."""
 
     def __init__(self, device: str, stall_s: float) -> None:
         self._device = device

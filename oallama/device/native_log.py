@@ -1,4 +1,4 @@
-"""llama.cpp's log of a load, from which a failure is reported in one sentence."""
+"""Collects llama.cpp's log of a load, to report a failure in one sentence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NativeLog:
         self.lines: deque[tuple[int, str]] = deque(maxlen=4000)
 
     def add(self, level: int, text: str) -> None:
-        """Append what the log callback was given; a continuation joins the line before it."""
+        """Append a message of the log callback; a continuation is added to the line before it."""
         if level == LEVEL_CONTINUE and self.lines:
             before, start = self.lines.pop()
             self.lines.append((before, start + text))
@@ -34,21 +34,21 @@ class NativeLog:
             self.lines.append((level, text))
 
     def texts(self, least_level: int = LEVEL_INFO) -> list[str]:
-        """Lines of that level and above."""
+        """Return the lines of that level and above."""
         return [text.strip() for level, text in self.lines if level >= least_level]
 
     def reason(self) -> str:
-        """The first error, without the names of functions llama.cpp puts before it; "" when there was none."""
+        """Return the first error without llama.cpp's function names before it; "" without an error."""
         errors = self.texts(LEVEL_ERROR)
         return _PREFIX.sub("", errors[0]).split("\n")[0] if errors else ""
 
 
 @contextlib.contextmanager
 def native_log(hold_interrupt: bool = True) -> Iterator[NativeLog]:
-    """Collect llama.cpp's log instead of printing it, for as long as the context lasts.
+    """Collect llama.cpp's log in the block instead of printing it.
 
-    A Ctrl-C is raised at its end, or it would be lost in the log's callback. hold_interrupt False: llama.cpp is called
-    on another thread, or where the caller holds it.
+    A Ctrl-C is raised at the block's end, as it would be lost in the log's callback. hold_interrupt False: llama.cpp is
+    called on another thread, or the caller holds the interrupt.
     """
     from llama_cpp import llama_cpp as api
 
@@ -57,7 +57,7 @@ def native_log(hold_interrupt: bool = True) -> Iterator[NativeLog]:
     def collect(level: int, text: bytes | None, user_data: Any) -> None:
         try:
             log.add(level, (text or b"").decode("utf-8", "replace"))
-        except Exception:  # it cannot cross the C caller, and a line of the log is not worth more
+        except Exception:  # an exception cannot cross the C caller; a line of the log may be lost
             return
 
     callback = api.llama_log_callback(collect)

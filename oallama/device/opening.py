@@ -1,4 +1,4 @@
-"""Opening a device: from `--device` to a name ggml knows, in this process, for as long as a `with` block lasts."""
+"""Opens a `--device` in this process for the duration of a `with` block, and returns its name in ggml."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SPLIT_BACKEND = "OALLAMA"  # registry name of libggml-oallama
 
 @dataclass(frozen=True, slots=True)
 class OpenDevice:
-    """A device this process may compute on until `close`.
+    """A device for this process to compute on until `close`.
 
-    name: its ggml name, "none" without one. info: None without one. others: of several devices those behind it, which
-    are closed with it.
+    name: its ggml name, "none" without a device. info: None without a device. others: further devices after the first,
+    closed with it.
     """
 
     name: str
@@ -35,7 +35,7 @@ class OpenDevice:
 
     @property
     def infos(self) -> tuple[DeviceInfo, ...]:
-        """Return all devices; empty without one."""
+        """Return the records of all devices; empty without a device."""
         return () if self.info is None else (self.info, *self.others)
 
     @property
@@ -45,19 +45,18 @@ class OpenDevice:
 
     @property
     def label(self) -> str:
-        """Display name."""
+        """The display name."""
         return ",".join(self.names) or self.name
 
     @property
     def with_free(self) -> str:
-        """Name for people, with the bytes that were free when it was opened, where it tells them."""
+        """The display name with the bytes that were free at the opening, if known."""
         free = self.info.memory_free if self.info is not None else 0
         return f"{self.label} ({format_bytes(free)} were free)" if free > 0 else self.label
 
     @property
     def own_free(self) -> int:
-        """Bytes that were free on a card with memory of its own; 0 where the memory is the host's, or is not known, and
-        for several cards."""
+        """Bytes that were free on a card with dedicated memory; 0 for host memory, unknown memory and several cards."""
         info = self.info
         if info is None or info.type != "GPU" or self.spec.is_remote or self.spec.is_emulated or self.others:
             return 0
@@ -65,13 +64,13 @@ class OpenDevice:
 
 
 def list_devices() -> list[DeviceInfo]:
-    """List every device ggml found in this process, the CPU included, in ggml's order. Asks no RPC server, so the
-    memory of its device is 0. Raises BridgeError."""
+    """Return every ggml device of this process, the CPU included, in ggml's order. Asks no RPC server: the memory of an
+    RPC device is 0. Raises BridgeError."""
     return [device_info(device) for device in load_bridge().devices(ask_servers=False)]
 
 
 def device_pointers(names: Sequence[str]) -> list[int]:
-    """ggml_backend_dev_t of devices. Raises DeviceError listing the known ones."""
+    """Return the ggml_backend_dev_t of devices by name. Raises DeviceError with the known names."""
     return [_pointer(name) for name in names]
 
 
@@ -87,7 +86,7 @@ def _pointer(name: str) -> int:
 def open_device(spec: DeviceSpec | str | None) -> Iterator[OpenDevice]:
     """Open a device for the block.
 
-    RPC devices are numbered by llama.cpp as they come.
+    llama.cpp numbers RPC devices in the order of opening.
     Raises DeviceError if it is unknown or cannot be reached, UsageError for wrong text, BridgeError.
     """
     opened: list[OpenDevice] = []
@@ -102,7 +101,7 @@ def open_device(spec: DeviceSpec | str | None) -> Iterator[OpenDevice]:
 
 
 def open_now(spec: DeviceSpec) -> OpenDevice:
-    """Like open_device, for a caller that closes it, and where the process outlives a Ctrl-C holds that until then.
+    """Like open_device, but the caller closes the device, and defers a Ctrl-C that the process survives until then.
     Raises the same."""
     if spec.others and spec.servers:
         return _open_beside_servers(spec)
@@ -124,7 +123,7 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
 
 
 def _open_beside_servers(spec: DeviceSpec) -> OpenDevice:
-    """Local devices, and the RPC servers behind them."""
+    """Open local devices and the RPC servers after them."""
     local = open_now(replace(spec, others=tuple(one for one in spec.others if one.kind != "rpc")))
     links: list[RpcLink] = []
 
@@ -150,7 +149,7 @@ def _named(spec: DeviceSpec, devices: list[DeviceInfo]) -> DeviceInfo:
 
 
 def first_gpu(devices: list[DeviceInfo]) -> DeviceInfo | None:
-    """The first discrete GPU, else the first integrated one, else None."""
+    """Return the first discrete GPU, else the first integrated GPU, else None."""
     for kind in ("GPU", "IGPU"):
         for device in devices:
             if device.type == kind and device.backend not in ("RPC", EMULATED_BACKEND):
@@ -159,8 +158,8 @@ def first_gpu(devices: list[DeviceInfo]) -> DeviceInfo | None:
 
 
 def local_gpus(devices: list[DeviceInfo]) -> list[DeviceInfo]:
-    """All discrete GPUs of the first one's back end, as two back ends may list the same card; else the first integrated
-    one, which has the CPU's memory."""
+    """Return all discrete GPUs of the first GPU's back end, as two back ends may list the same card; else the first
+    integrated GPU, which uses the CPU's memory."""
     first = first_gpu(devices)
     if first is None or first.type != "GPU":
         return [first] if first else []
@@ -168,5 +167,6 @@ def local_gpus(devices: list[DeviceInfo]) -> list[DeviceInfo]:
 
 
 def _holds_weights(info: DeviceInfo) -> bool:
-    """Whether a plan may name it: not the CPU, nor the split back end, which computes on the CPU and on another."""
+    """Whether a plan may name the device: not the CPU, nor the split back end, which computes on the CPU and a
+    device."""
     return info.type != "CPU" and info.backend != SPLIT_BACKEND

@@ -1,9 +1,9 @@
 """This process's connection to an RPC server, held from opening the device to closing it.
 
-ggml connects whenever nothing of the device is in use. A connection that is held keeps our place: a server has one
-client at a time. It also has a time limit, so that a server that hangs is lost as one that ends: ggml's client aborts,
-and native_abort.py ends the process. The device is in ggml's registry only while it is connected, because llama.cpp
-asks every device there for its memory, and an RPC device asks its server.
+ggml connects anew whenever no object of the device is in use. A held connection keeps the server, which serves one
+client at a time. It also has a time limit, so that a server that hangs is lost like a server that ends: ggml's client
+aborts, and native_abort.py ends the process. The device is in ggml's registry only while it is connected, because
+llama.cpp asks every registered device for its memory, and an RPC device asks its server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from oallama.device.spec import DeviceSpec
 if TYPE_CHECKING:
     from ggml_bridge.bridge import Bridge, Device
 
-_lock = threading.RLock()  # of ggml's registry, which has none, and of _links; a finalizer may close in any thread
+_lock = threading.RLock()  # guards ggml's registry, which has no lock, and _links; a finalizer may close in any thread
 _links: list[RpcLink] = []
 
 
@@ -44,8 +44,8 @@ class RpcLink:
         self._backend = backend
 
     def close(self) -> None:
-        """Take the device out of ggml's registry and close the connection; sends nothing. What lives on the device must
-        have been freed before. May be called twice, and in a finalizer."""
+        """Remove the device from ggml's registry and close the connection; sends nothing. Free the device's objects
+        first. May be called twice, and in a finalizer."""
         with _lock:
             if self in _links:
                 client = _Client(load_bridge())
@@ -56,8 +56,8 @@ class RpcLink:
 
 
 def connect(endpoint: str) -> RpcLink:
-    """Connect to the server at host:port and register its device. Raises DeviceError if none answers; one that is
-    lost while it is connected to ends the process."""
+    """Connect to the server at host:port and register its device. Raises DeviceError if no server answers; a server
+    that is lost while connecting ends the process."""
     bridge = load_bridge()
     exit_at_abort()
     client = _Client(bridge)
@@ -78,7 +78,7 @@ def connect(endpoint: str) -> RpcLink:
 
 
 def lost_server(spec: DeviceSpec) -> str | None:
-    """Why an RPC server among these devices counts as lost, which nobody may be connected to; None if each answers."""
+    """Return why an RPC server among these devices, none of them connected, counts as lost; None if all answer."""
     from ggml_bridge.rpc import probe
 
     for server in spec.servers:
@@ -90,7 +90,7 @@ def lost_server(spec: DeviceSpec) -> str | None:
 
 
 def limit_silence(endpoint: str, seconds: float = RPC_SILENCE_S) -> None:
-    """Limit how long a read or write on this process's sockets to host:port may take: ggml sets no limit."""
+    """Set a time limit for reads and writes on this process's sockets to host:port: ggml sets none."""
     import psutil
 
     host, _, port = endpoint.rpartition(":")
@@ -105,8 +105,8 @@ def limit_silence(endpoint: str, seconds: float = RPC_SILENCE_S) -> None:
 
 @contextlib.contextmanager
 def _no_signals() -> Iterator[None]:
-    """Block signals in the threads that are started in the block. One that came to ggml's thread would end a read that
-    has a time limit, and with it the process."""
+    """Block signals in threads that start in the block. A signal in ggml's thread would end a read with a time limit,
+    and with it the process."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield
@@ -117,8 +117,8 @@ def _no_signals() -> Iterator[None]:
 def _register_links(client: _Client) -> None:
     """Keep the devices of open connections in ggml's registry, and no other RPC device.
 
-    ggml drops devices by registry, and files all RPC devices under one. So that one is taken out, and what stays is put
-    back.
+    ggml removes devices by registry, and all RPC devices share a registry. So it is removed, and the remaining devices
+    are registered again.
     """
     for link in _links:
         client.unload(link.registry)
@@ -129,17 +129,17 @@ def _register_links(client: _Client) -> None:
 
 
 def device_info(device: Device) -> DeviceInfo:
-    """The bridge's record of a device as ours."""
+    """Convert the bridge's record of a device."""
     return DeviceInfo(**{field.name: getattr(device, field.name) for field in fields(DeviceInfo)})
 
 
 class _Client:
-    """Functions of ggml's RPC client and registry that the bridge does not need. For an endpoint that is connected,
-    only `buffer_type` waits for the server."""
+    """Functions of ggml's RPC client and registry that the bridge lacks. For a connected endpoint, only `buffer_type`
+    waits for the server."""
 
     def __init__(self, bridge: Bridge) -> None:
         folder, registry = bridge.libraries.folder, bridge.libraries.llama_cpp.llama_cpp._lib
-        rpc = folder / soname("ggml-rpc")  # what libggml is linked with; else what it loaded as it runs
+        rpc = folder / soname("ggml-rpc")  # libggml is linked with it; else libggml loads the name without a version
         client = ctypes.CDLL(str(rpc if rpc.is_file() else rpc.with_suffix("")))
         text, number, pointer = ctypes.c_char_p, ctypes.c_uint32, ctypes.c_void_p
 

@@ -1,4 +1,4 @@
-"""Parsing of `--device` to a record. Pure: it opens nothing and asks nothing of the machine."""
+"""Parses `--device` to a record. Pure: opens no device and does not query the machine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One parsed `--device`. `name` for ggml, `endpoint` ("host:port") for rpc, `emulated` for that.
+    """A parsed `--device`. `name` for ggml, `endpoint` ("host:port") for rpc, `emulated` for an emulated device.
 
-    others: the devices named behind this one, in the order of use; what else is said is of the first.
+    others: further devices in the order of use; the remaining fields describe the first device.
     """
 
     kind: DeviceKind
@@ -34,7 +34,7 @@ class DeviceSpec:
     others: tuple[DeviceSpec, ...] = ()
 
     def __str__(self) -> str:
-        """The text that parses back into this record."""
+        """Return the text that parses back into this record."""
         if self.others:
             return ",".join(map(str, self.each))
         if self.kind == "ggml":
@@ -47,7 +47,7 @@ class DeviceSpec:
 
     @property
     def each(self) -> tuple[DeviceSpec, ...]:
-        """All devices, each by itself."""
+        """All devices, each as its own DeviceSpec."""
         return (replace(self, others=()), *self.others)
 
     @property
@@ -61,7 +61,7 @@ class DeviceSpec:
 
     @property
     def is_remote(self) -> bool:
-        """Whether a ggml RPC server computes: then the device can be lost without this process knowing."""
+        """Whether a ggml RPC server computes, so that the device can be lost unnoticed by this process."""
         return self.kind == "rpc"
 
     @property
@@ -71,19 +71,19 @@ class DeviceSpec:
 
     @property
     def timed(self) -> DeviceSpec:
-        """The devices as they must be where their times count."""
+        """The devices for timing: an emulated device with drawn values."""
         if self.emulated is None:
             return self
         return replace(self, emulated=self.emulated.timed, others=tuple(other.timed for other in self.others))
 
     @property
     def measured(self) -> DeviceSpec:
-        """The device that a profile belongs to, without what changes no time."""
+        """The device that a profile belongs to, without settings that change no time."""
         return replace(self, emulated=self.emulated.measured) if self.emulated else self
 
 
 def parse_device(text: str | None) -> DeviceSpec:
-    """`--device` text as a DeviceSpec; None and "" mean auto, CPU none. Raises UsageError naming the accepted forms."""
+    """Parse a `--device` text; None and "" mean auto, CPU means none. Raises UsageError with the accepted forms."""
     stripped = (text or "auto").strip()
     if not stripped.isprintable():
         raise UsageError(f"--device {stripped!r} is not a device; give {FORMS}")
@@ -106,7 +106,8 @@ def parse_device(text: str | None) -> DeviceSpec:
 
 
 def device_texts(text: str) -> list[str]:
-    """The texts of several devices: a part between commas that begins with a letter and has no `=` begins another."""
+    """Split the text of several devices: a part between commas without `=` that begins with a letter is a new
+    device."""
     devices: list[str] = []
     for part in text.split(","):
         if devices and ("=" in part or not part.strip()[:1].isalpha()):
@@ -117,7 +118,7 @@ def device_texts(text: str) -> list[str]:
 
 
 def _parse_one(stripped: str) -> DeviceSpec:
-    if stripped.lower() == "cpu":  # as ggml calls what there is without a device
+    if stripped.lower() == "cpu":  # ggml lists the CPU as a device
         return DeviceSpec("none")
     if stripped in ("auto", "none"):
         return DeviceSpec(stripped)  # type: ignore[arg-type]
@@ -134,9 +135,9 @@ def _parse_one(stripped: str) -> DeviceSpec:
 
 
 def device_for_plan(asked: str | None, planned: str) -> str:
-    """The `--device` text that a plan runs with: what was asked for, else the plan's own, as where it leaves some of
-    the asked devices out. Raises UsageError if that is an RPC server, which would get weights and prompts because a
-    file says so; and for fewer devices than the plan uses."""
+    """Return the `--device` text that a plan runs with: the requested one, else the plan's, also if the plan uses only
+    some of the requested devices. Raises UsageError if only the plan names an RPC server, which would get weights and
+    prompts because of a file; and for fewer devices than the plan uses."""
     spec = parse_device(planned)
     if not asked and spec.servers:
         raise UsageError(
@@ -154,7 +155,7 @@ def device_for_plan(asked: str | None, planned: str) -> str:
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """A CPU list as taskset writes it (`0,2-3`) as sorted distinct numbers. Raises ValueError on anything else."""
+    """Parse a CPU list in taskset's form (`0,2-3`) to sorted distinct numbers. Raises ValueError on anything else."""
     cpus: set[int] = set()
     if len(text) > _CPUS_TEXT:
         raise ValueError(f"a CPU list of {len(text)} characters is too long; write e.g. 0,2-3")

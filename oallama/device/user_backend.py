@@ -1,6 +1,6 @@
-"""A ggml back end of the user's: the library that GGML_BACKEND_PATH names, which the wheel's ggml ignores.
+"""The user's ggml back end: the library in GGML_BACKEND_PATH, which the wheel's ggml ignores.
 
-The variable is how `--backend` reaches every process of ours.
+`--backend` sets this variable for all processes of oallama.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _loaded: set[str] = set()
 
 
 def user_backend(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The path of the user's back end; None without one. Our own plugin does not count: llama.cpp's programs load it by
-    that variable too, and the bridge loads it when it needs it."""
+    """Return the path of the user's back end; None without one. oallama's plugin does not count: llama.cpp's programs
+    load it by the same variable, and the bridge loads it when it needs it."""
     path = environment.get(VARIABLE)
     return None if not path or Path(path).name.startswith("libggml-oallama.") else path
 
@@ -35,7 +35,7 @@ def use_backend(path: str) -> None:
 
 
 def load_user_backend(bridge: Bridge) -> None:
-    """Load the user's back end, once a process. Raises UsageError for an invalid library, or one for another ggml."""
+    """Load the user's back end, once per process. Raises UsageError for an invalid library, or another ggml's."""
     path = user_backend()
     if path is None or path in _loaded:
         return

@@ -10,18 +10,18 @@ from oallama.core.errors import ModelFileError
 from oallama.model.gguf_header import read_header
 
 _SUFFIXES = (".lora_a", ".lora_b")
-_PADDING = 512  # bytes that a tensor may take beyond its own in a device's buffer
+_PADDING = 512  # most padding of a tensor in a device's buffer, bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """n_bytes: of both matrices, by the weight that they change. llama.cpp stores them where it stores that weight."""
+    """n_bytes: of both matrices, by the weight that they change. llama.cpp stores them beside that weight."""
 
     path: str
     n_bytes: dict[str, int]
 
     def device_bytes(self, on_device: Iterable[str]) -> int:
-        """Bytes on the device, where these weights are there whole. Of a weight that is cut they are on the host."""
+        """Bytes on the device for weights that are there whole. The matrices of a split weight are on the host."""
         return sum(self.n_bytes.get(name, 0) for name in on_device)
 
 

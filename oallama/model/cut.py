@@ -1,8 +1,8 @@
 """Where a weight may be cut: the axis of a slice, its extent, and what a cut must be a multiple of.
 
-The second mul-mat of an FFN (down) is cut through K, so that each side goes on with the part of the hidden values that
-it made itself; every other one is cut between the rows of its weight, N. A weight that holds gate and up is cut in both
-halves alike. Along the axis CC lies first, then CG, GG last (ggml_bridge/native/split/ggml-oallama.h).
+The second mul-mat of an FFN (down) is cut along K, so that each side continues with the hidden values that it computed
+itself; every other mul-mat is cut along N, the rows of its weight. A weight that holds gate and up is cut in both
+halves alike. The order along the axis is CC, CG, GG (ggml_bridge/native/split/ggml-oallama.h).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def runs_alone(operator: Operator) -> bool:
 
 
 def cut_axis(operator: Operator) -> Axis:
-    """cols for down, halves for a weight that holds gate and up, else rows.
+    """Return cols for down, halves for a weight that holds gate and up, else rows.
 
-    A down that runs alone is cut by rows: each side then returns its part of the result, not a partial sum of it all.
+    A down that runs alone is cut by rows: each side then returns a part of the result, not a partial sum of all of it.
     """
     if operator.gate_up:
         return "halves"
@@ -52,16 +52,16 @@ def cut_extent(operator: Operator) -> int:
 
 
 def cut_granularity(operator: Operator) -> int:
-    """Elements along the axis that a cut must be a multiple of, unless it lies at the end: whole groups of rows, and
-    whole quantisation blocks along K."""
+    """Return the number of elements that a cut must be a multiple of, unless it lies at the end: whole groups of rows,
+    and whole quantisation blocks along K."""
     if cut_axis(operator) != "cols":
         return ROW_GROUP
     return lcm(GGML_TYPES_BY_NAME[operator.type].block_size, ROW_GROUP)
 
 
 def cut_step(operator: Operator) -> int:
-    """Elements along the axis that a plan's cuts are a multiple of: a multiple of the granularity, and whole tiles of
-    rows where the weight is quantised, long and made of them. Plans with other cuts load as well."""
+    """Return the number of elements that the planner's cuts are a multiple of: the granularity, and whole tiles of rows
+    for a long quantised weight that divides into tiles. Plans with other cuts load as well."""
     extent, is_quantised = cut_extent(operator), GGML_TYPES_BY_NAME[operator.type].block_size > 1
     whole_tiles = cut_axis(operator) != "cols" and extent >= LONG_ROWS and extent % TILE_ROWS == 0
     return TILE_ROWS if whole_tiles and is_quantised else cut_granularity(operator)

@@ -1,4 +1,4 @@
-"""The records a GGUF is read into, and the one way in which a fault in one is said."""
+"""The records of a GGUF that was read, and the wording of errors in it."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ DO_NOT_TRUST = "the file is damaged or hostile, so download it again from a sour
 CONVERT_AGAIN = "convert the model again with a current llama.cpp"
 
 METADATA_OFFSET = 24
-"""Byte of a GGUF where its metadata begin: behind magic, version and the two counts."""
+"""Offset of a GGUF's metadata: after magic, version and the two counts."""
 
 
 def fault(path: str, offset: int, what: str, remedy: str = DO_NOT_TRUST) -> ModelFileError:
-    """The error for something wrong at byte `offset` of `path`, as one sentence with the remedy at its end."""
+    """Return the error for a fault at byte `offset` of `path`, as one sentence that ends with the remedy."""
     return ModelFileError(f"{path}: {what} (at byte {offset}); {remedy}")
 
 
 def quoted(name: str | bytes) -> str:
-    """A name out of a file, safe to print: escaped, and cut at 80 characters."""
+    """Return a name from a file, safe to print: escaped, and cut at 80 characters."""
     text = ascii(name.decode("utf-8", "replace") if isinstance(name, bytes) else name)
     return text if len(text) <= 80 else text[:77] + "...'"
 
 
 @dataclass(frozen=True, eq=False)
 class GgufArray(Sequence[Any]):
-    """A metadata array, decoded when it is first looked into: only its place was recorded while reading.
+    """A metadata array, decoded at its first use: reading the header records only its place.
 
-    Strings are UTF-8 (what is not is replaced by U+FFFD); numbers are int, float or bool.
+    Strings are UTF-8, invalid bytes become U+FFFD; numbers are int, float or bool.
     """
 
     type: str  # of one element: uint8, float32, string, ...
@@ -69,7 +69,7 @@ class GgufArray(Sequence[Any]):
 
 @dataclass(frozen=True, slots=True)
 class MetadataEntry:
-    """One metadata value, its type as GGUF names it (uint32, string, array[int32], ...), the byte where it stands."""
+    """A metadata value, its type in GGUF's words (uint32, string, array[int32], ...) and its offset in the file."""
 
     value: Any
     type: str
@@ -78,7 +78,7 @@ class MetadataEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor's header. `shape` is ggml's ne (ne[0] runs fastest), as many dimensions as the file gives."""
+    """A tensor's header. `shape` is ggml's ne (ne[0] runs fastest), with as many dimensions as the file has."""
 
     name: str
     shape: tuple[int, ...]
@@ -89,7 +89,7 @@ class TensorInfo:
     header_offset: int  # byte of this header in `path`
 
     def fault(self, what: str, remedy: str = DO_NOT_TRUST) -> ModelFileError:
-        """The error for something wrong with this tensor; `what` goes on after its name."""
+        """Return the error for a fault in this tensor; `what` follows its name."""
         return fault(self.path, self.header_offset, f"tensor {quoted(self.name)} {what}", remedy)
 
 
@@ -105,7 +105,7 @@ class GgufFile:
 
     @property
     def path(self) -> str:
-        """The first part: what llama.cpp is given to load."""
+        """The first part, the path that llama.cpp loads."""
         return self.files[0].path
 
     @property
@@ -126,7 +126,7 @@ class GgufFile:
         return str(self.metadata["general.architecture"])
 
     def entry(self, key: str, type: str, required: bool = False) -> MetadataEntry | None:
-        """The entry under `key`; None if it is missing and may be. Raises ModelFileError for one of another type."""
+        """Return the entry under `key`, None if an optional key is missing. Raises ModelFileError for another type."""
         entry = self.entries.get(key)
         if entry is None and required:
             raise self.fault(key, f"the metadata lack {quoted(key)}", CONVERT_AGAIN)
@@ -135,7 +135,7 @@ class GgufFile:
         return entry
 
     def fault(self, key: str, what: str, remedy: str = DO_NOT_TRUST) -> ModelFileError:
-        """The error for something wrong with the value under `key`; of a missing one, with the metadata."""
+        """Return the error for a fault in the value under `key`, or in the metadata if the key is missing."""
         entry = self.entries.get(key)
         return fault(self.path, entry.offset if entry else METADATA_OFFSET, what, remedy)
 
@@ -143,7 +143,7 @@ class GgufFile:
 def check_unchanged(files: Iterable[ModelFile]) -> None:
     """Raise ModelFileError if a file of a model changed on disk since it was checked.
 
-    Call it right before native code loads them: what was checked must be what is loaded."""
+    Call it right before native code loads them, so that it loads what was checked."""
     for file in files:
         try:
             now = Path(file.path).stat()

@@ -66,7 +66,7 @@ class Header:
 def read_header(path: str) -> Header:
     """Read and check the header of the GGUF file at `path`.
 
-    Raises ModelFileError for whatever keeps it from being one: not there, not readable, not a GGUF, cut, or damaged.
+    Raises ModelFileError for a file that is missing, unreadable, not a GGUF, truncated, or damaged.
     """
     try:
         found = Path(path).stat()
@@ -210,7 +210,7 @@ def _alignment(path: str, entries: dict[str, MetadataEntry]) -> int:
 
 
 def _tensor_headers(cursor: Cursor, n: int) -> list[TensorInfo]:
-    """The next n tensor headers; their offsets are counted from the beginning of the data, as the file states them."""
+    """Return the next n tensor headers; their offsets count from the beginning of the data, as in the file."""
     found: dict[str, TensorInfo] = {}
     for index in range(n):
         tensor = _tensor_header(cursor, index)
@@ -252,7 +252,7 @@ def _tensor_header(cursor: Cursor, index: int) -> TensorInfo:
 
 
 def _place(headers: list[TensorInfo], data_offset: int, alignment: int, file_bytes: int) -> Iterator[TensorInfo]:
-    """The tensors with their offsets in the file.
+    """Return the tensors with their offsets in the file.
 
     Checks that their data lie one behind another, aligned, inside the file, as llama.cpp requires."""
     expected = 0

@@ -1,8 +1,8 @@
 """Opens a GGUF model, split or not, and validates all of it before any native code sees the file.
 
-llama.cpp 0.3.36 aborts, divides by zero or hangs on files that a hostile or unlucky hand made, so
-nothing here asserts, and every number is checked in Python's integers. Only metadata and tensor headers are read: a
-file of 40 GB costs what its header costs. `gguf.GGUFReader` trusts its input and is not used.
+llama.cpp 0.3.36 aborts, divides by zero or hangs on hostile or damaged files, so this reader never asserts, and checks
+every number in Python's integers. It reads only metadata and tensor headers: a file of 40 GB takes no longer than its
+header. `gguf.GGUFReader` trusts its input and is not used.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
-    """Read and validate the model at `path`; of a split model any part may be named, the others lie beside it.
+    """Read and validate the model at `path`: for a split model any part, with the other parts in the same folder.
 
-    Raises ModelFileError, one sentence with the file, the byte where the fault is, and what to do.
+    Raises ModelFileError, one sentence with the file, the offset of the fault, and the remedy.
     """
     headers = _parts(os.fspath(path))
     digest = hashlib.sha256()
@@ -42,7 +42,7 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
 
 
 def _parts(path: str) -> list[Header]:
-    """The headers of all files the model consists of, in order, checked against each other."""
+    """Return the headers of all of the model's files, in order, checked against each other."""
     header = read_header(path)
     n_parts = _split_value(header, "split.count", "uint16", 1)
     if n_parts <= 1:
@@ -54,7 +54,7 @@ def _parts(path: str) -> list[Header]:
         raise fault(
             path, offset, f"this is one of {n_parts} parts but is not named as such", f"rename it, e.g. {example}"
         )
-    # Only the directory of the named file is ever looked into: the names are made from its own.
+    # Parts are looked for only in the named file's folder, by names derived from its name.
     names = [str(Path(path).with_name(f"{match[1]}-{i:05d}-of-{match[3]}.gguf")) for i in range(1, n_parts + 1)]
     headers = [header if i == int(match[2]) - 1 else _read_part(name, path) for i, name in enumerate(names)]
     _check_parts(headers)
@@ -79,7 +79,7 @@ def _split_value(header: Header, key: str, type: str, default: int) -> int:
 
 
 def _check_parts(headers: list[Header]) -> None:
-    """Check that every part says the same about the whole, and that the tensors add up without doubles."""
+    """Check that all parts agree about the model, and that their tensors are complete without duplicates."""
     arch = headers[0].entries.get("general.architecture")
     seen: set[str] = set()
     for i, header in enumerate(headers):

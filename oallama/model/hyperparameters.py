@@ -1,4 +1,4 @@
-"""Hyperparameters out of a validated GGUF's metadata, and the ModelInfo made of them."""
+"""Hyperparameters from a validated GGUF's metadata, and the ModelInfo with them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from oallama.model.gguf_file import GgufArray, GgufFile
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """The numbers that shapes follow from. Tuples have one value per layer."""
+    """The numbers that determine tensor shapes. Tuples have one value per layer."""
 
     n_layer: int  # all blocks of the file
-    n_layer_nextn: int  # of them, blocks at the end that only predict further tokens (not run in a decode)
+    n_layer_nextn: int  # those of the blocks, at the end, that only predict further tokens (MTP; not run in a decode)
     n_embd: int
     n_ctx_train: int
     n_vocab: int
@@ -34,7 +34,7 @@ def number(gguf: GgufFile, key: str, default: int = 0) -> int:
 
 
 def per_layer(gguf: GgufFile, key: str, n_layer: int) -> tuple[int, ...]:
-    """The integers under `<arch>.<key>`, one per layer; a single one stands for all."""
+    """Return the integers under `<arch>.<key>`, one per layer; a single value is repeated."""
     value = gguf.metadata.get(f"{gguf.arch}.{key}")
     if isinstance(value, GgufArray):
         return tuple(int(v) for v in value.values)
@@ -76,7 +76,7 @@ def hyperparameters(gguf: GgufFile) -> Hyperparameters:
 
 
 def model_info(gguf: GgufFile) -> ModelInfo:
-    """The model's hyperparameters as core.types.ModelInfo. n_ff of a model with experts only is that of one expert."""
+    """Return the hyperparameters as core.types.ModelInfo. n_ff of a model with experts only is a single expert's."""
     h = hyperparameters(gguf)
     name, template = (gguf.metadata.get(key) for key in ("general.name", "tokenizer.chat_template"))
     return ModelInfo(

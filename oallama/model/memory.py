@@ -1,8 +1,8 @@
-"""Exactly what a model would occupy on every device, found without allocating it.
+"""The exact memory of a model on every device, computed by llama.cpp without allocating it.
 
-llama.cpp loads with no_alloc, reserves its graphs for the worst case and says how many bytes each buffer type would
-hold. This happens in a child process: it is also the first time native code sees the file, and whatever kills or
-stalls llama.cpp there becomes an error here instead of taking the caller down.
+llama.cpp loads with no_alloc, reserves its graphs for the worst case and reports the bytes of each buffer type. It runs
+in a child process: native code sees the file here for the first time, and a crash or a hang of llama.cpp becomes an
+error of ours instead of ending the caller.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def held_bytes(buffers: Iterable[BufferBytes]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class NoAllocResult:
-    """Memory that a load would take of llama.cpp. Weights of the split back end count as host memory with all their
-    bytes: the plan says what of them lies on the device, and what the backend computes in. free_of: bytes that were
-    free on each device of several, by its name in ggml, in their order; {}: there is one."""
+    """Memory that a load would take in llama.cpp. Weights of the split back end count as host memory with all their
+    bytes: the plan knows their share on the device and the split back end's own buffers. free_of: free bytes of each
+    of several devices by ggml name, in their order; {} with a single device."""
 
     buffers: tuple[BufferBytes, ...]
     n_splits_prefill: int  # parts ggml's scheduler cuts the graph of a full micro-batch into; -1: unknown
@@ -82,26 +82,26 @@ class NoAllocResult:
     free_of: dict[str, int] = field(default_factory=dict)
 
     def on_device(self, part: Part, name: str | None = None) -> int:
-        """Bytes of that part in memory that is not the host's. name: of the device; None: of all."""
+        """Bytes of a part in device memory. name: of the device; None: of all devices."""
         buffers = [buffer for buffer in self.buffers if not buffer.in_host_memory]
         return sum(getattr(buffer, part) for buffer in buffers if name in (None, buffer.device))
 
     def on_host(self, part: Part) -> int:
-        """Bytes of that part in host memory, pinned memory included."""
+        """Bytes of a part in host memory, pinned memory included."""
         return sum(getattr(buffer, part) for buffer in self.buffers if buffer.in_host_memory)
 
 
 class NoAllocLoader:
-    """A process that answers no_alloc loads, one after another; use it in a `with` statement. It is started at once, so
-    that it has loaded llama.cpp by the time that it is asked; or, not `at_once`, when it is asked. Without a device,
-    loads of one model that follow one another share it: its vocabulary is most of the work."""
+    """A child process that answers no_alloc loads, one after another, for a `with` statement. It starts at once, so
+    that llama.cpp is loaded before the first request; without `at_once`, it starts at the first request. Without a
+    device, consecutive loads of the same file share the llama_model, whose vocabulary takes most of the time."""
 
     def __init__(self, at_once: bool = True) -> None:
         from ggml_bridge.child import Child
 
         self._child: Child | None = Child(MODULE) if at_once else None
-        self._asked: list[LoadSettings] = []  # and not answered
-        self._answers: dict[LoadSettings, NoAllocResult | OallamaError] = {}  # and not taken yet
+        self._asked: list[LoadSettings] = []  # sent, not answered
+        self._answers: dict[LoadSettings, NoAllocResult | OallamaError] = {}  # received, not taken
 
     def __enter__(self) -> NoAllocLoader:
         return self
@@ -111,7 +111,7 @@ class NoAllocLoader:
         self._end(stop if kind or self._asked else None)
 
     def ask(self, request: LoadSettings) -> None:
-        """Start the load while the caller does something else."""
+        """Start a load without waiting for it."""
         from ggml_bridge.child import Child
 
         if request in self._answers or request in self._asked:
@@ -122,7 +122,7 @@ class NoAllocLoader:
         self._asked.append(request)
 
     def answer(self, request: LoadSettings, timeout_s: float = TIMEOUT_S) -> NoAllocResult:
-        """Result of a no_alloc load; asked again, it is made again. Raises as no_alloc_memory."""
+        """Return the result of a no_alloc load, once: a second call loads again. Raises as no_alloc_memory."""
         while request not in self._answers:
             self.ask(request)
             self._receive(timeout_s)
@@ -132,7 +132,7 @@ class NoAllocLoader:
         return found
 
     def _receive(self, timeout_s: float) -> None:
-        """Note the next answer. Where the process is lost with it, what else it was asked is forgotten."""
+        """Note the next answer. If the process is lost, its other requests are forgotten."""
         from ggml_bridge import ChildDied, ChildTimeout
 
         request = self._asked.pop(0)
@@ -156,7 +156,7 @@ class NoAllocLoader:
 
 
 def no_alloc_memory(request: LoadSettings, timeout_s: float = TIMEOUT_S) -> NoAllocResult:
-    """Load without allocating, in a child process, and report what the load would take.
+    """Load without allocating, in a child process, and return the memory that the load would take.
 
     Raises ModelFileError if llama.cpp refuses the file, dies of it or hangs on it; DeviceError if the device
     cannot be opened, or where the child dies or hangs with a device in play; UsageError, BridgeError.
@@ -176,8 +176,8 @@ def _failed(request: LoadSettings, message: str) -> OallamaError:
 
 
 def memory_of(bridge: Bridge, context: Any, no_alloc_on: Sequence[str] | None = None) -> tuple[BufferBytes, ...]:
-    """Memory of a live llama_context (its address), one record per buffer type. no_alloc_on: the model's devices where
-    it was loaded with no_alloc."""
+    """Return the memory of a live llama_context (its address), one record per buffer type. no_alloc_on: the model's
+    devices if it was loaded with no_alloc."""
     from ggml_bridge.llama_context import memory_breakdown
 
     return tuple(
@@ -188,7 +188,7 @@ def memory_of(bridge: Bridge, context: Any, no_alloc_on: Sequence[str] | None = 
 
 
 def graph_splits(log_lines: list[str]) -> tuple[int, int]:
-    """(splits of a full micro-batch, splits of one token) as llama_context reports them; -1 where it does not."""
+    """Return (splits of a full micro-batch, splits of one token) from llama_context's log; -1 if it lacks them."""
     for line in reversed(log_lines):
         match = _SPLITS.search(line)
         if match:
@@ -206,7 +206,7 @@ _SPLITS = re.compile(r"graph.*\bsplits = (\d+)(?: / (\d+))?")
 
 
 def load_refusal(path: str, device: OpenDevice | None, reason: str) -> OallamaError:
-    """The error for a load that llama.cpp turned down with `reason`, the first error it logged. device: None: a load
+    """Return the error for a load that llama.cpp refused with `reason`, the first error in its log. device: None
     without a device."""
     if device is not None and device.info is not None and "allocate" in reason:
         return DeviceError(f"{device.with_free} has no room for the model: {reason}; use a smaller --vram, -c or -ub")
@@ -214,11 +214,11 @@ def load_refusal(path: str, device: OpenDevice | None, reason: str) -> OallamaEr
 
 
 CACHE_IS_OFF = ("MoE cache is disabled", "they are not cached")
-"""What llama.cpp warns of where it goes without an expert cache, or has none for some layers (llama-moe-cache.cpp)."""
+"""llama.cpp's warnings if it disables the expert cache, or has none for some layers (llama-moe-cache.cpp)."""
 
 
 def check_cache(settings: LoadSettings, log: Sequence[str]) -> None:
-    """Raises DeviceError if llama.cpp switched an expert cache off that was asked for. log: its lines."""
+    """Raise DeviceError if llama.cpp disabled a requested expert cache. log: its lines."""
     if settings.stock is None or not settings.stock.moe_cache_bytes:
         return
     if said := next((line for line in log if any(words in line for words in CACHE_IS_OFF)), None):
@@ -227,10 +227,10 @@ def check_cache(settings: LoadSettings, log: Sequence[str]) -> None:
 
 
 class _Loader:
-    """Makes the loads that one process is asked for. A model that no device holds anything of is kept for the next."""
+    """Makes the loads of one child process. Keeps the model for the next load if no device holds any of it."""
 
     def __init__(self) -> None:
-        self._kept: tuple[LoadSettings, int] | None = None  # without what concerns the context, llama_model
+        self._kept: tuple[LoadSettings, int] | None = None  # settings of the model alone, llama_model
 
     def __call__(self, request: dict[str, Any], progress: Any) -> dict[str, Any]:
         from oallama.device.native_log import native_log
@@ -238,7 +238,7 @@ class _Loader:
 
         settings = from_json(LoadSettings, request, "the load")
         bridge = load_bridge()
-        from llama_cpp import llama_cpp as api  # behind it, which says where there is none
+        from llama_cpp import llama_cpp as api  # after load_bridge, which reports a missing llama.cpp
 
         with (
             open_device(settings.device) as device,
@@ -278,7 +278,7 @@ class _Loader:
         return result
 
     def _model(self, settings: LoadSettings, placement: ModelParams, refusal: Callable[[], OallamaError]) -> int:
-        """The llama_model of these settings, without its weights."""
+        """Return the llama_model of these settings, without its weights."""
         from llama_cpp import llama_cpp as api
 
         of_model = LoadSettings(
@@ -312,7 +312,7 @@ class _Loader:
 
 
 def _prepare() -> None:
-    """Do what takes the most time before a model is loaded."""
+    """Load the libraries, which takes most of the time before a model is loaded."""
     import oallama.device.opening  # noqa: F401
     from ggml_bridge.library import import_interface_only
 
@@ -321,7 +321,7 @@ def _prepare() -> None:
 
 
 def _plan_text(settings: LoadSettings, device: OpenDevice) -> str:
-    """The split back end's plan with the names of the devices that blocks live on, where there are any."""
+    """Return the split back end's plan text, with the names of its further devices."""
     first, *others = settings.split_texts
     if not device.names:
         return "".join((first, *others))

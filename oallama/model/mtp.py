@@ -1,7 +1,7 @@
-"""The block of a model that predicts further tokens (MTP), as a model of one layer.
+"""A model's block that predicts further tokens (MTP), as a draft model of a single layer.
 
-llama.cpp runs it as a draft model in a second context over the same weights (`--spec-type draft-mtp`). So it is priced
-as one: its embedding and output are the model's own unless it has others.
+llama.cpp runs it as a draft model in a second context over the same weights (`--spec-type draft-mtp`), and it is priced
+so. It shares the model's embedding and output unless it has its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OWN = {"nextn.shared_head_head": "output", "nextn.shared_head_norm": "output_no
 
 
 def n_mtp_blocks(gguf: GgufFile) -> int:
-    """How many of its blocks llama.cpp can draft with."""
+    """Return how many of the model's blocks llama.cpp can draft with."""
     blocks = number(gguf, "nextn_predict_layers")
     first = number(gguf, "block_count") - blocks
     needed = (f"blk.{first}.nextn.eh_proj.weight", "token_embd.weight", "output_norm.weight")
@@ -35,8 +35,8 @@ def n_mtp_blocks(gguf: GgufFile) -> int:
 
 
 def mtp_model(gguf: GgufFile) -> GgufFile:
-    """Return the MTP block as a model of its own. Raises UsageError for a model without one, and for one with several:
-    llama.cpp aborts on some of these (qwen35), and runs one after the other in the rest."""
+    """Return the MTP block as a model. Raises UsageError for a model without such a block, and for several of them:
+    llama.cpp aborts on some such models (qwen35), and runs the blocks one after the other in the rest."""
     n_blocks = n_mtp_blocks(gguf)
     if n_blocks != 1:
         found = f"{n_blocks} blocks that predict further tokens (MTP); one is supported" if n_blocks else NO_BLOCK

@@ -1,8 +1,8 @@
 """The weight-bearing mul-mats of a model's graph, from its tensor names alone, in the order llama.cpp runs them.
 
-Compared with real decodes in tests/e2e/test_operator_trace.py, and with graphs recorded from 123
-architectures in tests/golden/test_operator_graphs.py. An architecture it does not know gets the common order, which is
-a guess; a role it does not know is no operator.
+Compared with real decodes in tests/e2e/test_operator_trace.py, and with graphs recorded from 123 architectures in
+tests/golden/test_operator_graphs.py. An unknown architecture gets the common order, which is a guess; a tensor of an
+unknown role is not an operator.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _NO_OUTPUT = frozenset(
     {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
      "t5encoder", "gemma-embedding", "llama-embed"}
 )  # fmt: skip
-"""Embedding models: a missing output.weight does not mean that the embedding is used as one."""
+"""Embedding models: without output.weight they have no output, and the embedding is not used as such."""
 
 
 _NO_CACHE = frozenset({"dream", "llada", "llada-moe", "rnd1"})
@@ -65,7 +65,7 @@ _NO_CACHE = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 
 
 def operators(gguf: GgufFile) -> tuple[Operator, ...]:
-    """List every weight that a mul-mat of one decode reads, in graph order; a tied embedding once, at the end."""
+    """Return every weight that a mul-mat of a decode reads, in graph order; a tied embedding once, at the end."""
     h = hyperparameters(gguf)
     named = [(tensor, tensor_role(tensor.name)) for tensor in gguf.tensors]
     found = [(tensor, role) for tensor, role in named if _is_operator(role, h)]
@@ -121,7 +121,7 @@ def _is_operator(role: TensorRole, h: Hyperparameters) -> bool:
 
 
 def _graph_position(gguf: GgufFile, role: TensorRole, layer_roles: set[str]) -> tuple[int, int, float]:
-    """A key that sorts tensors into the order of the graph: side, layer, place in it. layer_roles: of this layer."""
+    """Return a key that sorts tensors in graph order: side, layer, place in the layer. layer_roles: of this layer."""
     if role.layer is None:
         if role.role in FIRST_ROLES:
             return (0, 0, FIRST_ROLES.index(role.role))
@@ -156,7 +156,7 @@ def _output_after_ffn(gguf: GgufFile) -> bool:
 def _holds_gate_and_up(
     tensor: TensorInfo, role: TensorRole, shapes: Mapping[tuple[int | None, str], tuple[int, ...]]
 ) -> bool:
-    """Whether this up is twice as wide as the down behind it reads, as phi3's and glm4's, where no gate is beside it.
+    """Whether an up without a gate is twice as wide as its down's input, as in phi3 and glm4: it holds gate and up.
 
     shapes: of every operator by layer and role.
     """
@@ -169,8 +169,8 @@ def _holds_gate_and_up(
 
 
 def _by_sequence(gguf: GgufFile, role: TensorRole) -> bool:
-    """Whether llama.cpp gives its input a dimension for sequences, as layers with a state do: of short convolutions, of
-    RWKV, of the first Mamba and what is built like it (with ssm_x), of MiniMax-01's linear attention."""
+    """Whether the operator's input has a dimension for sequences in llama.cpp, as in layers with a state: short
+    convolutions, RWKV, Mamba 1 and layers like it (with ssm_x), MiniMax-01's linear attention."""
     if role.role.startswith(("shortconv.", "time_mix_", "channel_mix_")):
         return True
     if role.role.startswith("ssm_"):

@@ -1,4 +1,4 @@
-"""A vision projector, the GGUF that llama.cpp takes with --mmproj: what it takes of memory, from its header alone."""
+"""A vision projector, the GGUF of llama.cpp's --mmproj: its memory, from its header alone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from oallama.model.gguf_header import Header, read_header
 
 ARCH = "clip"
 F32_BYTES = 4
-MOST = 2**24  # of a count in the header: a picture's edge, a width, heads
+MOST = 2**24  # bound of a count in the header: a picture's edge, a width, heads
 
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """An encoder of pictures and what makes tokens of its output. edge: of the square picture that it is made for, in
-    pixels; n_patches: of it. n_ff: of a feed-forward network, with the gate that is multiplied in."""
+    """An image encoder and its projector to tokens. edge: of its native square picture, in pixels; n_patches: of that
+    picture. n_ff: of a feed-forward network, gate included."""
 
     path: str
     weight_bytes: int
@@ -29,8 +29,8 @@ class Projector:
     n_head: int
 
     def compute_bytes(self, flash_attn: bool) -> int:
-        """Bytes of the buffers that encode one picture: the picture, and either the feed-forward network's rows beside
-        four others as wide as the embedding, or attention's scores beside five. Larger pictures take more."""
+        """Bytes of the buffers for encoding a picture: the picture, and the larger of the feed-forward network's rows
+        with four rows as wide as the embedding and attention's scores with five. Larger pictures take more."""
         n = self.n_patches + 1  # the class embedding
         rows = n * (self.n_ff + 4 * self.n_embd)
         if not flash_attn:
@@ -38,7 +38,7 @@ class Projector:
         return F32_BYTES * (rows + 3 * self.edge**2)
 
     def n_bytes(self, flash_attn: bool) -> int:
-        """Weights and what is computed in."""
+        """Bytes of weights and compute buffers."""
         return self.weight_bytes + self.compute_bytes(flash_attn)
 
 

@@ -1,7 +1,7 @@
-"""Tensors without which llama.cpp loads no model of an architecture.
+"""Tensors that llama.cpp requires to load a model of an architecture.
 
-From load_arch_tensors in llama.cpp's src/models/<architecture>.cpp, for architectures where these follow from the name
-and the number of layers alone. Others are not judged: llama.cpp says what they lack when it loads them.
+From load_arch_tensors in llama.cpp's src/models/<architecture>.cpp, for architectures whose required tensors follow
+from the name and the number of layers alone. For others llama.cpp reports missing tensors when it loads them.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _OUTSIDE: dict[str, tuple[str, ...]] = {
     "gpt2": ("position_embd", "output_norm+"),
     "bloom": ("token_embd_norm+", "output_norm+"),
 }
-"""Tensors outside layers, where they are not output_norm alone."""
+"""Required tensors outside layers, of architectures that need others than output_norm alone."""
 
 
 def check_required(gguf: GgufFile, h: Hyperparameters, layers: set[int]) -> None:
-    """Raise ModelFileError for the first tensor that is not there and must be. layers: those that have tensors."""
+    """Raise ModelFileError for the first missing tensor. layers: those that have tensors."""
     if gguf.arch not in _IN_LAYERS or (h.n_layer_nextn and 0 not in layers):  # a file of prediction blocks only
         return
     there = gguf.tensor_by_name

@@ -1,4 +1,4 @@
-"""What a tensor's name says: its layer, its role, and whether the graph multiplies by it.
+"""A tensor's layer and role from its name, and whether the graph multiplies by it.
 
 Names follow llama.cpp's llama-arch.cpp: `blk.<layer>.<role>.weight`, with `.bias` and `.scale` beside it.
 """
@@ -42,7 +42,7 @@ def tensor_role(name: str) -> TensorRole:
 
 
 LAYER_ROLES = (
-    # what stands before attention in the models that have it; first of all in a block that predicts further tokens
+    # before attention, in models that have these; first in a block that predicts further tokens
     "nextn.eh_proj",
     "ple_value", "ple_key", "hc_attn_down", "hc_attn_up", "hc_attn_fn",
     "altup_router", "altup_predict_coef", "laurel_l", "laurel_r",
@@ -78,7 +78,7 @@ _SIDE_ROLES = (
     "dec.cross_attn_q", "dec.cross_attn_k", "dec.cross_attn_v", "dec.cross_attn_o",
     "dec.ffn_gate", "dec.ffn_up", "dec.ffn_down",
 )  # fmt: skip
-"""The same for an encoder-decoder: only attention with a growing cache takes v before k."""
+"""Roles as in LAYER_ROLES, for an encoder-decoder: only attention with a growing cache takes v before k."""
 
 LAST_ROLES = ("altup_unembd_proj", "output_hc_down", "output_hc_up", "output_hc_fn", "output")
 """Roles outside blocks that a mul-mat reads after the last one; FIRST_ROLES before the first."""
@@ -95,7 +95,7 @@ F32_ROLES = frozenset(
     {"rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd", "attn_sinks", "exp_probs_b",
      "exp_probs_b_vl", "layer_output_scale", "ssm_a", "ssm_d", "ssm_conv1d", "shortconv.conv", "ffn.act"}
 )  # fmt: skip
-"""Beside norms, biases and scales: what enters operations that ggml's CPU backend has in single precision only."""
+"""Roles, besides norms, biases and scales, of operations that ggml's CPU backend has in single precision only."""
 
 
 def is_f32_only(role: TensorRole) -> bool:

@@ -1,5 +1,5 @@
-"""A GGUF of a shape: header, vocabulary and tensor infos; for what only reads headers with a hole in the place of its
-weights."""
+"""A GGUF of a shape: header, vocabulary and tensor infos; for programs that read only headers, with a hole (sparse
+file) in place of the weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oallama.model.shapes import ModelShape, Ne
 
 ROUTER = "ffn_gate_inp"
 _OF_THE_FFN = ("ffn_", "exp_probs_b")
-"""What layers with another FFN have in its place; ffn_norm is of every layer's."""
+"""Roles that another FFN replaces; every layer keeps ffn_norm."""
 
 Tensor = tuple[str, Ne, str]
 """Name, ne and ggml type."""
@@ -99,7 +99,7 @@ ADD = {
     float: gguf.GGUFWriter.add_float32, int: gguf.GGUFWriter.add_uint32, str: gguf.GGUFWriter.add_string,
     bool: gguf.GGUFWriter.add_bool, list: gguf.GGUFWriter.add_array,
 }  # fmt: skip
-"""How a value of metadata is stored."""
+"""The method that writes a metadata value, by its Python type."""
 
 
 def _add_sizes(writer: gguf.GGUFWriter, shape: ModelShape) -> None:

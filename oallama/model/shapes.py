@@ -1,4 +1,4 @@
-"""Shapes of popular models by name: architecture, sizes and matrices as their GGUFs have them, and no weights."""
+"""Shapes of popular models by name: architecture, sizes and matrices as in their GGUFs, without weights."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Ne = tuple[int, ...]  # ne[0] first, as ggml counts
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a model with random weights is made from. Per layer: matrices by role, vectors of ones, biases of zeros.
+    """The shape of a model with random weights. Per layer: matrices by role, vectors of ones, biases of zeros.
 
-    dense: the FFN of the first n_dense layers, where only later ones have experts. mtp: what the last block has
-    besides, one that predicts further tokens: matrices, and vectors of ones. Outside layers: `factors` of ones,
-    `last_biases` of zeros behind the last one; tied: the embedding is the output too. metadata: keys without the
-    architecture's prefix, beside the sizes that every model has.
+    dense: the FFN of the first n_dense layers, if only later layers have experts. mtp: further matrices and vectors of
+    the last block, if it predicts further tokens. Outside layers: `factors` of ones, `last_biases` of zeros after the
+    last layer; tied: the embedding is the output too. metadata: keys without the architecture's prefix, besides the
+    sizes that every model has.
     """
 
     arch: str
@@ -42,14 +42,15 @@ class ModelShape:
     tied: bool = False
 
     def with_layers(self, n_layer: int | None) -> ModelShape:
-        """The same with another number of layers."""
+        """Return this shape with another number of layers."""
         return self if n_layer is None else replace(self, n_layer=n_layer)
 
 
 def attention_and_ffn(
     n_embd: int, n_ff: int, n_head: int, n_head_kv: int, head_dim: int, n_expert: int = 0, n_ff_expert: int = 0
 ) -> dict[str, Ne]:
-    """Matrices of a layer whose heads need not add up to its width; its FFN is n_expert experts, if there are any."""
+    """Return the matrices of a layer; its heads need not add up to its width. n_expert: experts of its FFN, 0:
+    dense."""
     matrices: dict[str, Ne] = {
         "attn_q": (n_embd, n_head * head_dim),
         "attn_k": (n_embd, n_head_kv * head_dim),
@@ -85,9 +86,9 @@ def shape(
 ) -> ModelShape:  # fmt: skip
     """RMSNorm, attention and a gated FFN or experts, as most models have them.
 
-    sizes: n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx and, where the file states it, RoPE's base.
-    head_dim, n_ff_expert: where the file states the size of heads, and of experts beside a dense FFN's. biased: roles
-    with biases; norms: of the model's width. matrices, vectors, metadata: beside these; more: other fields.
+    sizes: n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx and, if the file states it, RoPE's base. head_dim,
+    n_ff_expert: if the file states the size of heads, and of experts besides a dense FFN's. biased: roles with biases;
+    norms: of the model's width. matrices, vectors, metadata: additional ones; more: other fields.
     """
     n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, *rope_base = sizes
     of_heads = head_dim or n_embd // n_head
@@ -149,8 +150,8 @@ def gpt_oss(*sizes: Any, head_dim: int, window: int, **experts: Any) -> ModelSha
 
 
 def glm4moe(*sizes: Any, head_dim: int, n_ff_expert: int, n_dense: int = 1, **experts: Any) -> ModelShape:
-    """Experts and one that every token uses besides, but for the first layers; without the layer that predicts the
-    token after next. Half of each head is rotated."""
+    """Routed experts and a shared expert, except in the first layers; without the MTP layer. RoPE rotates half of each
+    head."""
     _, n_embd, n_ff, *_ = sizes
     return shape(
         "glm4moe", *sizes, head_dim=head_dim, n_ff_expert=n_ff_expert, **experts, biased=QKV,
@@ -231,7 +232,7 @@ POPULAR: dict[str, ModelShape] = {
         46, 4096, 10944, 96, 8, 151552, 131072, 1e6, head_dim=128, n_expert=128, n_expert_used=8, n_ff_expert=1408
     ),
 }  # fmt: skip
-"""By name. What is tuned from one of them has its shape. Where the figures are from:
+"""Shapes by name. A fine-tuned model has the shape of its base. Sources of the figures:
 
 - litgpt: Lightning-AI/litgpt, litgpt/config.py at 2685705 (June 2026), which has the figures of config.json in the
   repositories of the same name on huggingface.co: Llama-3.2-1B, -3B, Llama-3.1-8B, Llama-3.3-70B-Instruct,
@@ -249,8 +250,8 @@ _TUNED = re.compile(r"-?(?:instruct|coder|chat|it|gguf|hf)(?=[-:]|$)")
 
 
 def popular(name: str) -> tuple[str, str] | None:
-    """(name of a popular model, type of its matrices) that a text means, capitals and signs aside: `gemma-3-27b`,
-    `gemma3:27b`, `google/gemma-3-27b-it-GGUF`, each with :TYPE or not. None for another text. Without :TYPE the type is
+    """Return (name of a popular model, type of its matrices) for a text, ignoring case and punctuation: `gemma-3-27b`,
+    `gemma3:27b`, `google/gemma-3-27b-it-GGUF`, each with or without :TYPE. None for any other text. The default type is
     MXFP4 for gpt-oss, else Q4_0."""
     word = name.lower().rpartition("/")[2]
     head, _, kind = word.rpartition(":")

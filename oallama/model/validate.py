@@ -1,8 +1,8 @@
-"""Checks that a GGUF's metadata and tensors fit together, where llama.cpp checks late, by abort, or not at all.
+"""Checks that a GGUF's metadata and tensors are consistent, where llama.cpp checks late, by abort, or not at all.
 
-What is refused here llama.cpp 0.3.36 refuses or dies on too; what it refuses cleanly by itself (an unknown
-architecture, a tensor that is missing in one whose tensors are not listed here) is left to it, so that no working model
-is turned away.
+llama.cpp 0.3.36 refuses or dies on every file that is refused here. Faults that it refuses cleanly (an unknown
+architecture, a missing tensor of an architecture that is not listed here) are left to it, so that no working model is
+refused.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from oallama.model.validate_tokenizer import validate_tokenizer
 
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _INT32_MAX = 2**31 - 1
-_MAX_WIDTH = 1 << 20  # of a residual stream or a head; the widest known model has 2^14
+_MAX_WIDTH = 1 << 20  # bound on the width of a residual stream or a head; the widest known model has 2^14
 _MAX_FF = 1 << 24  # a feed-forward length may also be as great as the greatest extent of a tensor
 
-# Key without its architecture, least and greatest value, must it be there.
+# Key without its architecture, least and greatest value, whether it is required.
 _COUNTS: tuple[tuple[str, int, int, bool], ...] = (
     ("block_count", 1, LLAMA_MAX_LAYERS, True),
     ("context_length", 1, _INT32_MAX, True),
@@ -89,7 +89,7 @@ _ROPE_SCALING = ("none", "linear", "yarn", "longrope")
 
 
 def validate(gguf: GgufFile) -> None:
-    """Raise ModelFileError for the first thing in metadata or tensors that llama.cpp cannot be trusted with."""
+    """Raise ModelFileError for the first fault in metadata or tensors that llama.cpp does not handle safely."""
     arch = _architecture(gguf)
     for key, least, most, required in _COUNTS:
         _count(gguf, f"{arch}.{key}", least, _most(gguf, key, most), required)
@@ -129,7 +129,7 @@ def _architecture(gguf: GgufFile) -> str:
 
 
 def _most(gguf: GgufFile, key: str, most: int) -> int:
-    """The greatest value of a count: the tensors tell how long a feed-forward is."""
+    """Return the greatest allowed value of a count; for a feed-forward length, from the tensors."""
     if not key.endswith("feed_forward_length"):
         return most
     extents = (extent for tensor in gguf.tensors for extent in tensor.shape)

@@ -60,8 +60,8 @@ def _check_presence(gguf: GgufFile, h: Hyperparameters) -> None:
 
 
 def _check_layers(gguf: GgufFile, h: Hyperparameters, layers: set[int]) -> None:
-    """Blocks are numbered from 0 to block_count - 1, and each has something in it. (An encoder-decoder has two stacks,
-    which may differ in height: those are left to llama.cpp.)"""
+    """Check that blocks are numbered from 0 to block_count - 1, and that each has tensors. (An encoder-decoder has two
+    stacks, which may differ in height; llama.cpp checks these.)"""
     if not layers and any(tensor_role(tensor.name).side for tensor in gguf.tensors):
         return
     if layers and max(layers) >= h.n_layer:
@@ -93,12 +93,12 @@ def _check_experts(tensor: TensorInfo, role: TensorRole, h: Hyperparameters) -> 
 
 
 def _all_extents(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """All four extents; a writer may leave out ones at the end."""
+    """Return all four extents; a file may omit extents of 1 at the end."""
     return (*shape, 1, 1, 1)[:4]
 
 
 class _Shapes:
-    """The shapes that the hyperparameters demand. None stands for an extent that no hyperparameter gives."""
+    """Return the shapes that the hyperparameters require. None: an extent that no hyperparameter determines."""
 
     def __init__(self, gguf: GgufFile, h: Hyperparameters) -> None:
         self.arch = gguf.arch
@@ -121,7 +121,7 @@ class _Shapes:
             raise tensor.fault(f"has shape {tensor.shape} but the hyperparameters require {demand}")
 
     def _expected(self, role: TensorRole) -> tuple[int | None, ...] | None:
-        """[K, N, E] of the weight of this role, also for its bias; None if it is not known."""
+        """Return [K, N, E] of the weight of this role, also for its bias; None if unknown."""
         if role.suffix not in ("weight", "bias"):
             return None
         h = self.h
@@ -151,7 +151,8 @@ class _Shapes:
         return self.h.n_ff[layer] * (2 if self.arch in _FUSED_GATE_UP else 1)
 
     def n_ff_exp(self, layer: int) -> int:
-        """Width of one routed expert; qwen's and deepseek's have their own, or share the dense one among those used."""
+        """Return the width of a routed expert: qwen's and deepseek's own, or the dense width divided by the experts
+        used."""
         h = self.h
         if not self.arch.startswith(("qwen", "deepseek")):
             return h.n_ff[layer]

@@ -1,4 +1,4 @@
-"""Checks a GGUF's vocabulary: sizes that agree, no doubles, token ids inside it."""
+"""Checks a GGUF's vocabulary: consistent sizes, no duplicates, token ids inside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PER_TOKEN = (("scores", ("float32", "int32")), ("token_type", ("int32",)))
 
 
 def validate_tokenizer(gguf: GgufFile) -> None:
-    """Raise ModelFileError for a vocabulary that llama.cpp would abort on, or index outside of."""
+    """Raise ModelFileError for a vocabulary that llama.cpp would abort on or index out of bounds."""
     model = gguf.entries.get("tokenizer.ggml.model")
     if model is None or model.type != "string":
         message = "the metadata lack the tokenizer model as a string"
@@ -61,8 +61,8 @@ def _check_tokens(gguf: GgufFile, tokens: GgufArray, types: GgufArray | None, by
 
 
 def _check_doubles(gguf: GgufFile, tokens: GgufArray) -> None:
-    """Refuse a token that occurs twice, as llama.cpp sees tokens: cut at a zero byte, and an empty one named after
-    its place."""
+    """Raise ModelFileError for a token that occurs twice as llama.cpp reads tokens: cut at a zero byte, an empty token
+    named after its index."""
     seen: set[bytes] = set()
     for i, raw in enumerate(tokens.raw_strings()):
         text = raw.split(b"\0", 1)[0] or b"[EMPTY_%d]" % i

@@ -1,4 +1,4 @@
-"""Pictures as SVG that needs nothing else; bar charts of times: to the first token, and for each one more."""
+"""Self-contained SVG pictures; bar charts of the times to the first and per further token."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def svg(height: int, label: str, shapes: Iterable[Bar | Text]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TimeBar:
-    """One bar and the figure behind it; no seconds, no bar."""
+    """A bar and the figure after it; no bar without seconds."""
 
     seconds: float | None
     colour: str
@@ -75,7 +75,7 @@ class TimeBar:
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """Bars under one name: in each of PANELS the same number."""
+    """Bars under one name, the same number in each of PANELS."""
 
     name: str
     bars: tuple[tuple[TimeBar, ...], ...]
@@ -88,7 +88,7 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class BarGroup:
-    """Lines whose bars have one scale in each panel."""
+    """Lines whose bars share one scale in each panel."""
 
     label: str
     lines: tuple[ChartLine, ...]

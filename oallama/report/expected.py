@@ -21,17 +21,17 @@ def expected_line(
     token_seconds: Callable[[int], float | None],
     timed: bool = True,
 ) -> str:
-    """One line: what fits the device, what does not, tokens/s, and the depth of context where they change.
+    """One line: what fits the device, what does not, tokens/s, and the depth of context at which they fall.
 
-    token_seconds: of one token by the depth that it sees, None if it is not known. timed: whether the speed of a run
-    means anything.
+    token_seconds: of one token by context depth; None: unknown. timed: False if speeds are meaningless (an emulated
+    device with real values).
     """
     where = fits_text(record, operators, n_layer)
     return f"{where}; {rates_text(record, token_seconds)}" if timed else where
 
 
 def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:
-    """The clause about what is on the device and what stays on the CPU."""
+    """A clause on what is on the device and what stays on the CPU."""
     memory = record.memory
     on_device, total = weights_on_device(record, operators)
     if not _uses_device(record):
@@ -52,7 +52,7 @@ def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:
 
 
 def fits_nothing(record: Plan) -> bool:
-    """Whether llama.cpp's placement found no room on a device that was to be used."""
+    """Whether llama.cpp's placement leaves a requested device empty because nothing fits."""
     return record.policy == "fit" and record.device != "none" and not _uses_device(record)
 
 
@@ -62,7 +62,7 @@ def _uses_device(record: Plan) -> bool:
 
 
 def rates_text(record: Plan, token_seconds: Callable[[int], float | None]) -> str:
-    """Expected tokens/s, from which depth on they are a tenth less, and what they are where the context is full."""
+    """Expected tokens/s, the depth at which they fall by a tenth, and the rate with a full context."""
     predicted, workload = record.predicted, record.workload
     if predicted is None or predicted.tpot_s <= 0:
         return f"{UNMEASURED} (`oallama profile MODEL`)" if record.device == "none" else UNMEASURED
@@ -84,8 +84,8 @@ def rates_text(record: Plan, token_seconds: Callable[[int], float | None]) -> st
 def measured_texts(
     n_prompt: int, ttft_s: float, tpot_s: float, expected: Predicted | None, n_cached: int = 0, n_gen: int = 0
 ) -> list[str]:
-    """Time of the prompt and rate of the answer as measured, each beside what was predicted of just these. n_cached,
-    n_gen: tokens of the prompt that were cached, and of the answer; 0: not told."""
+    """Measured time of the prompt and rate of the answer, each with its prediction. n_cached, n_gen: cached tokens of
+    the prompt, and tokens of the answer; 0: not shown."""
     cached = f" ({n_cached:,} cached)" if n_cached else ""
     prompt = f"prompt {plural(n_prompt, 'token')}{cached}, {_seconds(ttft_s)}"
     if expected is not None and expected.ttft_s > 0:
@@ -109,7 +109,7 @@ WORTH = 0.05
 
 
 def gain_text(now: Predicted | None, best: Predicted | None) -> str:
-    """How much faster than now a run is predicted to be at most, as a clause. best: what no plan can be faster than."""
+    """A clause with the largest predicted speed-up by tuning. best: a lower bound of any plan's times."""
     if now is None or best is None or best.total_s <= 0:
         return "gain unknown until measured"
     ratio = now.total_s / best.total_s
@@ -125,7 +125,8 @@ ENOUGH_TOKENS = 16
 """Generated tokens before a rate is compared with a prediction."""
 
 SLOW, FEW_TOKENS = 3.0, 4
-"""Times as long as predicted from which on somebody else is looked for, and the tokens that tell that."""
+"""If tokens take this many times as long as predicted, other programs are looked for; and tokens needed to tell
+that."""
 
 
 def is_slow(n_tokens: int, tpot_s: float, predicted_s: float | None) -> bool:
@@ -136,8 +137,8 @@ def is_slow(n_tokens: int, tpot_s: float, predicted_s: float | None) -> bool:
 def drift_text(
     n_tokens: int, tpot_s: float, predicted_s: float | None, model: str, others_cores: float = 0.0, n_cores: int = 1
 ) -> str:
-    """One sentence with what to do where tokens took OFF longer or shorter than predicted, else "". n_tokens: that were
-    generated. others_cores: of n_cores, how many other programs use; 0 where nobody looked."""
+    """A sentence with a remedy if tokens took longer or shorter than predicted by the share OFF, else "". n_tokens:
+    generated tokens. others_cores: cores of n_cores that other programs use; 0: not looked at."""
     if others_cores >= 0.5 and predicted_s and is_slow(n_tokens, tpot_s, predicted_s):
         return (
             f"{tpot_s / predicted_s:.1f}× the predicted time per token: other programs use {others_cores:.1f} of "

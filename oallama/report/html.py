@@ -1,5 +1,5 @@
-"""The affinity report as one self-contained html page: no external resource, no inline style, nothing of the model's
-metadata unescaped. The content security policy allows exactly our stylesheet and our script, by hash."""
+"""The affinity report as one self-contained html page: no external resources, no inline styles, all metadata of the
+model escaped. The content security policy allows exactly our stylesheet and our script, by hash."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The reports of `oallama inspect`, `devices` and `list`: a model's hyperparameters and operators, ggml's devices, and
-the models that were downloaded."""
+"""The reports of `oallama inspect`, `devices` and `list`: a model's hyperparameters and operators, ggml's devices,
+downloaded models."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Contents of the html page as records of finished text: map cells, memory breakdown bars, table rows. The template
-only writes them down, so everything that could be wrong is here and tested."""
+only inserts them, so that all logic is here, where it is tested."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ def arranged(marks: Iterable[tuple[int | None, str, MapMark]], heading: Heading 
 
 
 def scale_marks(rows: Sequence[Affinity]) -> tuple[bool, ...]:
-    """For each step of the colour scale True where an operator that saves nothing has its colour; all False where the
-    zero is outside the scale."""
+    """For each step of the colour scale, whether an operator that saves nothing would have its colour; all False if
+    that zero is outside the scale."""
     zero = zero_affinity(rows)
     zero_step = None if zero is None or not 0 <= zero <= 1 else step(zero)
     return tuple(index == zero_step for index in range(N_STEPS))
@@ -194,7 +194,8 @@ def _or_last(value: float | None) -> float:
 
 
 def memory_segments(memory: MemoryBreakdown) -> tuple[Segment, ...]:
-    """The device's capacity as a stacked bar: what it will hold, the spare up to the limit, and what is kept free."""
+    """The device's capacity as a stacked bar: the memory to be used, the spare up to the limit, and what is kept
+    free."""
     held = [(name.split()[0].lower(), name, n_bytes) for name, n_bytes in memory_items(memory)]
     runtime = f", with {format_bytes(memory.runtime)} for the back end itself" if memory.runtime else ""
     kept = ("kept", f"kept free (fill {memory.fill:.4g}{runtime})", memory.capacity - memory.limit)

@@ -1,4 +1,4 @@
-"""The affinity report: ranked operators, the memory breakdown, the iteration, the prediction."""
+"""The affinity report: ranked operators, the memory breakdown, the iterations, the predicted times."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ from oallama.report.text import (
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The plan that `oallama run` uses. measured: it won against stock llama.cpp here; else it was predicted to."""
+    """The plan that `oallama run` uses. measured: whether it won against stock llama.cpp here, or is only predicted
+    to."""
 
     plan: Plan
     measured: bool
@@ -68,8 +69,7 @@ class AffinityReport:
 
     @property
     def places(self) -> dict[str, str]:
-        """The place of each operator by name; with several devices followed by the number, from 0, of its layer's
-        device."""
+        """Where each operator is, by name; with several devices with the number, from 0, of its layer's device."""
         numbers = {layer: number for number, one in enumerate(self.devices) for layer in range(*one.layers)}
         first = next((number for number, one in enumerate(self.devices) if one.memory is not None), 0)
 
@@ -82,7 +82,7 @@ class AffinityReport:
 
 
 FOLD_ABOVE = 40
-"""Reports with more operators than this are folded to one line per role and backend unless every row is asked for."""
+"""Reports with more operators than this have one line per role and backend, except with --all."""
 
 
 def legend() -> str:
@@ -105,7 +105,7 @@ def as_run(report: AffinityReport) -> AffinityReport:
 
 
 def ranked_places(report: AffinityReport) -> dict[str, Backend] | None:
-    """The places of OATO's ranking alone, by name; None if the report has no other places."""
+    """Where OATO's ranking alone places operators, by name; None if the report shows that placement."""
     return {row.name: row.backend for row in report.operators} if report.run and not report.of_plan else None
 
 
@@ -130,7 +130,7 @@ def run_text(report: AffinityReport) -> str:
 
 
 def order_text(report: AffinityReport) -> str:
-    """How the ranking relates to the placement in the report."""
+    """A sentence on how the ranking relates to the placement in the report."""
     if report.plan.policy == "oato":
         return "Operators go to the device by rank, while they gain and fit."
     policy = printable(report.plan.policy)
@@ -154,8 +154,8 @@ def saved_text(seconds: float | None) -> str:
 
 
 def zero_affinity(rows: Sequence[Affinity]) -> float | None:
-    """The affinity of an operator that would save nothing: where B is 0 on the scale, which may be outside of 0..1.
-    None if all have the same B."""
+    """The affinity of an operator that saves nothing (B = 0), which may be outside 0..1; None if all have the same
+    B."""
     known = [row.benefit_s_per_byte for row in rows if row.benefit_s_per_byte is not None]
     low, high = min(known, default=0.0), max(known, default=0.0)
     return -low / (high - low) if high > low else None
@@ -173,8 +173,8 @@ def zero_text(rows: Sequence[Affinity]) -> str:
 
 
 def affinity_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
-    """Operators in rank order; folded by role and backend when there are many and `every_row` is false. A second table
-    says then which they are."""
+    """Operators in rank order; many operators are folded by role and backend unless `every_row`, and a second table
+    lists them."""
     shown, ranked = as_run(report), ranked_places(report)
     place_of = shown.places
     places = ("run", "oato") if ranked else ("on",)
@@ -212,7 +212,7 @@ def affinity_tables(report: AffinityReport, every_row: bool = False) -> tuple[Ta
 
 
 def _in_lines(names: tuple[str, ...], layers: str, ranks: str, room: int) -> Iterator[tuple[str, ...]]:
-    """Rows of one line of folded operators: lists that are longer than their column go on in the next row."""
+    """Rows of one line of folded operators: lists longer than their column continue in the next row."""
     first = max(12, room // 3)
     parts = (textwrap.wrap(layers, first), textwrap.wrap(ranks, max(12, room - first)))
     for index, (some, others) in enumerate(zip_longest(*parts, fillvalue="")):
@@ -242,7 +242,7 @@ def span_text(low: str, high: str) -> str:
 
 
 def convergence_text(report: AffinityReport) -> str:
-    """A sentence on how the iteration of ranks and T' ended, or which plan is shown."""
+    """A sentence on how the iterations of ranks and T' ended, or on the plan that is shown."""
     if report.of_plan:
         return f"The placement is that of policy {printable(report.plan.policy)}; the affinities assume it."
     steps = plural(report.iterations, "iteration")
@@ -266,7 +266,7 @@ def predicted_text(predicted: Predicted) -> str:
 
 
 def step_text(step: DecodeStep, draft: Draft | None) -> str:
-    """The tokens of a decode step, what they yield, and what drafts take; empty for a step of one token."""
+    """A sentence on a decode step's tokens, its yield, and the memory and time of drafts; empty for one token."""
     if step.n_tokens == 1:
         return ""
     requests = f" of {step.n_parallel} requests" if step.n_parallel > 1 else ""
@@ -308,7 +308,7 @@ def weights_on_device(rows: Sequence[Affinity]) -> tuple[int, int]:
 
 
 def weights_text(on_device: int, total: int) -> str:
-    """`219 MiB of 557 MiB of weights (39%)`: the share that every page and line tells."""
+    """`219 MiB of 557 MiB of weights (39%)`, as in every report."""
     return f"{format_bytes(on_device)} of {format_bytes(total)} of weights ({percent(on_device, total)})"
 
 
@@ -360,7 +360,7 @@ def range_text(begin: int, end: int, n_layer: int) -> str:
 
 
 def times_by_device(report: AffinityReport) -> Table:
-    """Times of operators alike on each of several devices, side by side."""
+    """Times of equal operators on each of several devices, side by side."""
     cpu, card, transfers = TIMES
     columns = "".join(f" |>{card} {n} |>{transfers} {n} |>saved {n}" for n in range(len(report.devices)))
     return table("Times by device", f"operator |type |>{cpu}{columns}", side_by_side(report), width=WIDTH)
@@ -385,8 +385,8 @@ def side_by_side(report: AffinityReport) -> list[tuple[str, ...]]:
 
 
 def report_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
-    """The whole report: ranked operators, the memory breakdown where there is a device, and whether it was worth it,
-    with the sentences below the last."""
+    """The whole report: ranked operators, the memory breakdown if there is a device, and the comparison with baselines,
+    with notes below it."""
     shown = as_run(report)
     sentences = (
         legend(),
@@ -460,8 +460,8 @@ RUN_KEYS = ("policy", "predicted", "memory", "operators", "token_assignment", "s
 
 
 def compared(report: AffinityReport) -> list[tuple[str, ...]]:
-    """(name, TTFT, TPOT, rate, whole run, its times that of the last row): baselines, the report's own plan, and last
-    what `oallama run` uses, where that was asked for."""
+    """Rows (name, TTFT, TPOT, rate, whole run, its time relative to the last row): baselines, the report's plan, and
+    last the plan that `oallama run` uses, if requested."""
     own = f"policy {report.plan.policy}" if report.of_plan else "OATO's ranking alone"
     predicted = predicted_by(report.plan)
     rows = [*((one.name, one.predicted) for one in report.baselines), (own, predicted)]

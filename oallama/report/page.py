@@ -1,4 +1,4 @@
-"""Base of our html pages: templates that escape, and a content security policy for our own style and scripts alone."""
+"""Base of our html pages: escaping templates, and a content security policy that allows only our style and scripts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def environment() -> Environment:
-    """Everything is escaped that is not said to be ours; a name that is missing is an error."""
+    """The template environment: escapes everything that is not marked as ours; a missing name is an error."""
     made = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )

@@ -1,5 +1,5 @@
-"""A served placement as JSON, and as an html page that polls the JSON: places, predicted and measured times, memory.
-Pure."""
+"""A served placement as JSON, and as an html page that polls the JSON: where operators are, predicted and measured
+times, memory. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WorkTime:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A placement that is served. said: what it is and why, in one line. times: empty where nothing was measured."""
+    """A served placement. said: what it is and why, in one line. times: empty without a profile."""
 
     model: ModelInfo
     operators: tuple[Operator, ...]
@@ -52,7 +52,7 @@ class Served:
 
 
 def work_times(simulation: Simulation) -> tuple[WorkTime, ...]:
-    """Seconds by name and kind, in the order in which a token meets them."""
+    """Seconds by name and kind, in execution order."""
     found: dict[tuple[str, str], tuple[dict[str, float], dict[str, float]]] = defaultdict(
         lambda: (defaultdict(float), defaultdict(float))
     )
@@ -69,9 +69,8 @@ def placement_document(
     runs: Sequence[BlockRuns] = (),
     back_end: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make the answer to `GET /placement`. state: of the program that serves; live: its rates, None while it tells
-    none; runs: of split blocks, told of their first operators; back_end: what the plugin tells of itself, None where
-    there is none in it, or it tells nothing yet."""
+    """The answer to `GET /placement`. state: of the server program; live: its rates, None if unknown; runs: of split
+    blocks, shown with their first operators; back_end: the plugin's report, None without one."""
     plan = served.plan
     split_names = {operator.name for operator in served.operators}
     times = _by_name(served)
@@ -111,12 +110,12 @@ def _mean_run(runs: BlockRuns) -> dict[str, int | float]:
 
 
 def place_of(placement: OperatorPlacement) -> str:
-    """GPU, CPU, or both, which compute parts of it at the same time."""
+    """GPU, CPU, or both (a split operator)."""
     return "both" if placement.backend == "split" else placement.backend
 
 
 def placement_html(served: Served) -> str:
-    """The page. What changes while the server runs is filled in by its script."""
+    """The page; its script fills in live values."""
     plan, n_layer = served.plan, served.model.n_layer
     ranges = layer_ranges(plan, served.operators, n_layer)
     return page.rendered(
@@ -148,7 +147,7 @@ def placement_html(served: Served) -> str:
 
 
 def start_html(model: ModelInfo, url: str) -> str:
-    """The page at / of a llama-server that has none: where its API is, and the placement's page. url: of that page."""
+    """The page at / for a llama-server without a web page: links to its API and to the placement page at `url`."""
     title, url = escape(model_title(model)), escape(url)
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n<h1>{title}</h1>\n'
@@ -168,7 +167,7 @@ def page_policy() -> str:
 
 
 def _by_name(served: Served) -> dict[str, dict[str, Any]]:
-    """Seconds of each operator that is timed by itself; a block of several has its own work."""
+    """Seconds of each operator that is timed alone; a block of several operators is timed as a whole."""
     split_names = {operator.name for operator in served.operators}
     made: dict[str, dict[str, dict[str, float]]] = {}
     for work in served.times:
@@ -186,7 +185,7 @@ def _token_seconds(served: Served) -> dict[str, float]:
 
 
 def _marks(served: Served) -> list[tuple[int | None, str, layout.MapMark]]:
-    """Colours: the share of the slowest operator's time, or of the weight on the device where nothing was measured."""
+    """Colours: by the time relative to the slowest operator, or by the share on the device without a profile."""
     times = _token_seconds(served)
     longest = max(times.values(), default=0.0)
     made = []

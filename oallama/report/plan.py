@@ -51,7 +51,7 @@ def plan_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ..
 
 
 def device_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
-    """Say which layers each of several devices has, whether slices, and how much of its memory is used."""
+    """Sentences on each of several devices: its layers, slices, and used memory."""
     n_layer = n_layer_of(operators)
     ranges, sentences = layer_ranges(record, operators, n_layer), list[str]()
     with_slices = {row.device for row in record.operators if row.backend == "split"}
@@ -89,7 +89,7 @@ def slice_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, .
 
 
 def _rates(placed: Sequence[tuple[Operator, OperatorPlacement]]) -> Iterator[str]:
-    """`layers 0-3 50/30/20 %` for layers alike that follow one another, then the operators outside of layers."""
+    """`layers 0-3 50/30/20 %` for consecutive equal layers, then the operators outside layers."""
     by_layer: dict[int, set[tuple[float, float, float, int]]] = {}
     for operator, placement in placed:
         if operator.layer is not None and is_ffn(operator):

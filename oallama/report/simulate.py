@@ -1,5 +1,5 @@
-"""The report of `oallama simulate`: a trace for Perfetto, tables and a picture of the four streams. Everything in it is
-predicted."""
+"""The report of `oallama simulate`: a trace for Perfetto, tables and a picture of the four streams. All values are
+predictions."""
 
 from __future__ import annotations
 

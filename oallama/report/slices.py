@@ -18,14 +18,14 @@ TokenAssignment = Sequence[tuple[int, int]]
 
 
 def ring_text(streamed_bytes: float) -> str:
-    """How much is copied to the card for a token."""
+    """A sentence with the bytes copied to the card per token."""
     if not streamed_bytes:
         return "weights are copied to the card only for prompts"
     return f"{format_bytes(round(streamed_bytes))} of weights are copied to the card for each token"
 
 
 def streams_of(plan: Plan, streamed: Sequence[tuple[float, int]]) -> tuple[str, ...]:
-    """Sentences on what each device is sent. streamed: (bytes of streamed weights, the device's number)."""
+    """Sentences on the copies to each device. streamed: (bytes of streamed weights, the device's number)."""
     found: list[str] = []
     names = device_texts(plan.device)
     for number, own in enumerate(plan.split_settings):

@@ -1,7 +1,6 @@
 """Text helpers of the reports: safe names, shapes, layer ranges, shares, terms for placements and times.
 
-Names and metadata come out of a model file, so whoever made the file chose them: `printable` is applied before they
-reach a terminal or a page.
+Names and metadata of a model file are untrusted: `printable` is applied before they reach a terminal or a page.
 """
 
 from __future__ import annotations

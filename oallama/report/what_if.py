@@ -1,4 +1,4 @@
-"""The report of `oallama what-if`: JSON document, table and chart. Everything in it is predicted."""
+"""The report of `oallama what-if`: JSON document, table and chart. All values are predictions."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def what_if_line(model: ModelInfo, row: WhatIf) -> str:
 
 
 def _several_sentences(rows: Sequence[WhatIf], n_layer: int) -> list[str]:
-    """What each of several cards has, where that is not known from the row: layers, the output being one."""
+    """The layers of each of several cards (the output counts as one), unless the row shows that."""
     sentences = []
     for row in (row for row in rows if len(row.cards) > 1):
         each = [_device(row, number, n_layer) for number in range(len(row.cards))]

@@ -1,1 +1,1 @@
-"""The server: stock llama-server with a plan, kept running, and a page of the placement beside it."""
+"""The server: keeps stock llama-server running with a plan, and serves the placement page."""

@@ -11,16 +11,16 @@ _LINE = re.compile(r"llamacpp:(\w+) (\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Tokens, and the seconds that their requests spent on them."""
+    """Tokens, and the seconds of their requests."""
 
     tokens: int
     seconds: float
-    tokens_per_s: float | None  # of a request; None before there was one
+    tokens_per_s: float | None  # per request; None before the first request
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """Counts since llama-server started. processing, waiting: requests now."""
+    """Counts since llama-server's start. processing, waiting: current requests."""
 
     prompt: Rate
     generation: Rate

@@ -12,8 +12,8 @@ from typing import Any
 from ggml_bridge.threads import Thread
 from oallama.run.address import host_name, is_local
 
-REQUEST_S = 20.0  # that a client may take
-MOST_CLIENTS = 16  # at a time, a thread for each; what comes then is closed unanswered
+REQUEST_S = 20.0  # seconds that a client may take
+MOST_CLIENTS = 16  # parallel connections, one thread each; further ones are closed unanswered
 
 Content = tuple[str, dict[str, str], str]
 """Content type, further headers, text."""
@@ -54,7 +54,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         content = self.server.contents.get(self.path.partition("?")[0])
-        if not is_local(host_name(self.headers.get("Host", ""))):  # a website may have given this address a name
+        if not is_local(
+            host_name(self.headers.get("Host", ""))
+        ):  # a website may have pointed a host name at this address
             self.send_error(403, "Use localhost to reach this server")
         elif content is None:
             self.send_error(404)
@@ -75,8 +77,9 @@ class _Handler(BaseHTTPRequestHandler):
 def placement_server(
     document: Callable[[], dict[str, Any]], page: Callable[[], tuple[str, str]], port: int = 0
 ) -> Iterator[str]:
-    """Answer during the block. document: of /placement; page: of /, its text and Content-Security-Policy. Both are
-    called in other threads. port 0: any that is free. Yields the URL. Raises OSError if the port is in use."""
+    """Answer during the block. document: returns /placement; page: returns the text of / and its
+    Content-Security-Policy. Both are called in other threads. port 0: any free port. Yields the URL. Raises OSError if
+    the port is in use."""
 
     def told() -> Content:
         return "application/json", {}, json.dumps(document(), allow_nan=False)

@@ -1,4 +1,4 @@
-"""Serves: keeps llama-server running, with the placement page, and ends both."""
+"""Runs llama-server under supervision together with the placement page, and ends both."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from oallama.serve.supervisor import Supervisor
 Reports = Sequence[PluginReport]
 
 FOLDER = "oallama-serve-"
-ANSWER_S = 2.0  # that llama-server may take to answer us
-ASKED_S = 1.0  # between two questions for its numbers
+ANSWER_S = 2.0  # seconds that llama-server may take to answer
+ASKED_S = 1.0  # least seconds between two reads of its metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Placements:
-    """The placements to serve: the wanted one, and one for when its device is lost, on the CPU, or on the local devices
-    where the wanted one has an RPC server beside them; None if it has no device.
+    """The placements to serve. wanted: the requested one; on_cpu: the one after the loss of the device: on the CPU, or
+    on the local devices if `wanted` also has an RPC server; None without a device.
 
-    launch: how to start each, with a folder for its files. device_gone: as in Supervisor. keep: gets at the end what
-    the plugin of each start of `wanted` told, and of each start of `on_cpu`.
+    launch: how to start each, with a folder for its files. device_gone: as in Supervisor. keep: gets at the end the
+    plugin's reports of each start of `wanted` and of `on_cpu`.
     """
 
     wanted: Served
@@ -52,9 +52,9 @@ def serve(
     server_log: Callable[[bytes], None] = lambda line: None,
     placement_port: int = 0,
 ) -> None:
-    """Serve until interrupted; KeyboardInterrupt is raised when all has ended.
+    """Serve until interrupted; raises KeyboardInterrupt when all has ended.
 
-    log: sentences for people; server_log: gets what llama-server writes.
+    log: gets sentences for people; server_log: gets llama-server's output.
 
     Raises DeviceError if llama-server does not start, fails to restart too often, or has no folder for its files.
     """
@@ -91,8 +91,8 @@ def serve(
 
 
 class _Shown:
-    """Makes the placement page of the placement in use: the wanted one, or the one on the CPU once the device is lost.
-    wanted, on_cpu: each with the folder of the plugin's reports."""
+    """Renders the placement page of the placement in use: the wanted one, or the one on the CPU after the loss of the
+    device. wanted, on_cpu: each with the folder of the plugin's reports."""
 
     def __init__(
         self, supervisor: Supervisor, wanted: tuple[Served, Path], on_cpu: tuple[Served, Path], address: Address
@@ -105,7 +105,7 @@ class _Shown:
         return self._on_cpu if self._supervisor.state.device_lost else self._wanted
 
     def document(self) -> dict[str, Any]:
-        """The answer to `GET /placement`."""
+        """Return the answer to `GET /placement`."""
         state, (served, folder) = asdict(self._supervisor.state), self.now
         text = self._metrics.text(state["pid"]) if state["phase"] == "ready" else None
         live = None if text is None else asdict(live_of(text))
@@ -115,12 +115,12 @@ class _Shown:
         return placement_document(served, state, live, runs, None if running is None else back_end(running))
 
     def page(self) -> tuple[str, str]:
-        """The page, and its Content-Security-Policy."""
+        """Return the page and its Content-Security-Policy."""
         return placement_html(self.now[0]), page_policy()
 
 
 class _Paced:
-    """/metrics of llama-server, queried at most once per ASKED_S for all clients of the placement page."""
+    """llama-server's /metrics, queried at most once per ASKED_S for all clients of the placement page."""
 
     def __init__(self, ask: Callable[[int], str | None]) -> None:
         self._ask = ask
@@ -136,13 +136,13 @@ class _Paced:
 
 
 def problems(folder: Path, pid: int | None) -> tuple[str, ...]:
-    """Deviations from the plan in a llama-server that has loaded its model."""
+    """Return deviations from the plan in a llama-server that has loaded its model."""
     loaded = None if pid is None else ask_report(folder, pid, ANSWER_S)
     return () if loaded is None else loaded.problems
 
 
 def back_end(report: PluginReport) -> dict[str, Any]:
-    """The plugin's part of /placement, without the times of its blocks."""
+    """Return the plugin's part of /placement, without the times of its blocks."""
     return {
         "usable": report.usable,
         "problems": list(report.problems),

@@ -1,7 +1,7 @@
 """Keeps a server program running: starts it, checks its health, restarts it with a back-off, ends it.
 
-Linux kills the program when the thread that started it ends, so everything but reading its lines happens in the thread
-that calls `run`, which has to be the main one.
+Linux kills the program when the thread that started it ends, so everything except reading its lines happens in the
+thread that calls `run`, which must be the main thread.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from oallama.core.errors import DeviceError
 from oallama.run.process import Launch, ServerProcess, wait_until
 
 ServerPhase = Literal["starting", "ready", "waiting", "ended"]
-"""starting: it loads the model; waiting: it ended and will restart."""
+"""starting: the program loads the model; waiting: it ended and will restart."""
 
-IDLE_SHARE = 0.001  # of a core; a program that uses more computes
+IDLE_SHARE = 0.001  # share of a core; a program that uses more is computing
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds: before the second start (doubled after each failure, up to longest_s), for loading the model, between
-    checks, without an answer until it counts as hung, of health until failures are forgotten, from SIGTERM to SIGKILL.
-    n_starts: failed starts in succession that end the server."""
+    """Times in seconds: before the second start (doubled after each failure, up to longest_s), for loading the model,
+    between checks, without an answer until the program counts as hung, of health until failures are forgotten, from
+    SIGTERM to SIGKILL. n_starts: failed starts in succession that end the server."""
 
     first_s: float = 0.5
     longest_s: float = 30.0
@@ -36,7 +36,7 @@ class Patience:
     n_starts: int = 5
 
     def backoff_s(self, n_failures: int) -> float:
-        """Pause before the next start, after this many consecutive failures."""
+        """Return the pause before the next start, after this many consecutive failures."""
         return min(self.longest_s, self.first_s * 2.0 ** max(0, min(n_failures, 30) - 1))
 
 
@@ -45,7 +45,7 @@ PATIENCE = Patience()
 
 @dataclass(slots=True)
 class State:
-    """State of the program. said: how it differs from the request, in one sentence."""
+    """State of the program. said: how it differs from the requested placement, in one sentence."""
 
     phase: ServerPhase = "starting"
     on_device: bool = False
@@ -58,12 +58,12 @@ class State:
 
 @dataclass
 class Supervisor:
-    """launch: how to start the program; on_cpu: how without the device once that is lost, None if there is none;
-    instead: what runs it then, the CPU, or devices that are left.
+    """launch: how to start the program; on_cpu: how to start it after the loss of the device, None without a device;
+    instead: what computes then, the CPU or the remaining devices.
 
-    healthy: whether the process of this number answers at its port. device_gone: why the device is known to be gone,
-    else None; asked once the program has ended, as it may take a while. on_ready: called once it answers, after each
-    start. server_log: gets the program's lines. log: sentences for people.
+    healthy: whether the process of this number answers at its port. device_gone: returns why the device is lost, else
+    None; called once the program has ended, as it may take a while. on_ready: called when it answers, after each start.
+    server_log: gets the program's lines. log: gets sentences for people.
     """
 
     launch: Launch
@@ -87,8 +87,8 @@ class Supervisor:
         self._stopped = True
 
     def run(self) -> None:
-        """Run until `stop`; the program has ended then, as it has after any exception. Raises DeviceError if the
-        program does not start at first, with its device there, or n_starts times in succession later."""
+        """Run until `stop`; on return or any exception the program has ended. Raises DeviceError if the first start
+        fails with its device present, or n_starts later starts in succession."""
         try:
             self._run()
         finally:
@@ -151,7 +151,7 @@ class Supervisor:
         return None
 
     def _watch(self) -> str:
-        """Wait until the program needs a restart, and return why: it ended, or hangs."""
+        """Wait until the program needs a restart; return why: it ended, or hangs."""
         assert self._process is not None
         pid, answered, used_s = self._process.pid, time.monotonic(), self._process.cpu_s
         while not wait_until(self._has_ended, self.patience.look_s):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from oallama.core.types import Workload
     from oallama.placer import Placer
 
-CONTEXT_TOKENS = 4096  # of a session that asks for none, or what the model was trained on
+CONTEXT_TOKENS = 4096  # context by default, or the model's trained context if smaller
 
 
 @click.command("chat", cls=ServerCommand)
@@ -124,8 +124,8 @@ def start(
 
 
 def chat_workload(placer: Placer, n_past: int = 0) -> Workload:
-    """The workload that a session is placed for: short questions with history, within its context. n_past: tokens of
-    that; 0: as the class has."""
+    """Return the workload that a session is placed for: short questions with history, within its context. n_past:
+    tokens of history; 0: the class's."""
     n_ctx = placer.options.n_ctx or min(CONTEXT_TOKENS, placer.model.n_ctx_train or CONTEXT_TOKENS)
     workload = WorkloadClass("question", history=True).workload(n_ctx, 1)
     n_past = n_past or workload.n_past

@@ -38,7 +38,7 @@ class SlashCommand:
 
 
 def is_command(message: str) -> bool:
-    """True for a slash command; `/etc/hosts` and ` /set` are messages to the model."""
+    """Whether text is a slash command; `/etc/hosts` and ` /set` are messages to the model."""
     return _NAME.match(message) is not None
 
 
@@ -242,7 +242,7 @@ QUOTES = '"""'
 
 
 def message_of(text: str, at_end: bool = False) -> str | None:
-    """Return the message in typed text; None if it needs another line. at_end: there is no other line."""
+    """Return the message in typed text; None if it needs another line. at_end: the input has no further line."""
     opened = text.lstrip()
     if opened.startswith("/") and QUOTES in opened:
         closed = opened.count(QUOTES) > 1 and opened.rstrip().endswith(QUOTES)

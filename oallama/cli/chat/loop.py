@@ -36,7 +36,7 @@ def reader_of_stdin() -> Terminal | PipedLines:
 def converse(session: ChatSession, reader: Terminal | PipedLines) -> None:
     """Answer until the end of the input or /bye. An invalid message or command prints one sentence, and the session
     continues. Raises DeviceError for a lost device, and KeyboardInterrupt for a Ctrl-C from a pipe."""
-    told = False  # how tokens compare with what was predicted
+    told = False  # measured times of tokens against the predicted ones
     while True:
         try:
             message = reader.read()

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from oallama.run.answer import Generation, Stream
     from oallama.run.engine import Engine
 
-ANSWER_SHARE = 1 / 8  # of the context that a prompt leaves for the answer, else the oldest exchanges are dropped
+ANSWER_SHARE = 1 / 8  # least share of the context for the answer; the oldest exchanges are dropped to keep it
 READING, STOPPING = "reading the prompt", "finishing the stopped batch"  # llama-server looks up only behind one
-KEPT_SHARE = 3 / 4  # of the context that they are dropped down to, so that it does not happen with every message
+KEPT_SHARE = 3 / 4  # of the context: most tokens of a prompt after dropping, so that the next messages drop none
 
 
 class ChatSession:
-    """A conversation with a loaded model. chats: in its chat template; else it continues the messages as one text.
+    """A conversation with a loaded model. chats: uses its chat template; else it continues the messages as one text.
 
-    ended: the model has ended its text, so that the next message begins another. last: the answer before.
+    ended: the model has ended its text, so that the next message begins a new one. last: the previous answer.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class ChatSession:
         self.pictures: list[str] = []  # data URLs that go with the next message
         self.last: Generation | None = None
         self.n_answers = 0
-        self.conversation = conversation  # also what the model does not see any more
-        self._n_dropped = 0  # oldest exchanges that the model does not see any more
+        self.conversation = conversation  # all messages, also those that the model no longer sees
+        self._n_dropped = 0  # number of oldest exchanges that the model no longer sees
         self._n_retries = 0  # of the last question
         self._doing = READING  # until llama-server tells its progress
 
@@ -57,8 +57,8 @@ class ChatSession:
         self.conversation, self._n_dropped, self._n_retries, self.ended = conversation, 0, 0, False
 
     def ask(self, message: str) -> None:
-        """Write the answer to a message. Raises UsageError if it does not fit, and what rendering and generating
-        raise; the message is not kept then."""
+        """Generate the answer to a message. Raises UsageError if it does not fit, and as rendering and generating; the
+        message is then not kept."""
         if self.ended:
             self.begin(self.conversation.without_messages())
         self._n_retries = 0
@@ -129,8 +129,8 @@ class ChatSession:
             log("note: the model ended this text; your next line begins a new one")
 
     def _fitted(self, asked: Conversation) -> Conversation:
-        """The conversation, its oldest exchanges dropped where it gets too long. Raises UsageError if
-        the last message alone is."""
+        """Return the conversation without its oldest exchanges if it is too long. Raises UsageError if the last message
+        alone is too long."""
         engine = self.engine
         n_ctx, n = engine.n_ctx, self.settings.n
         room = int(ANSWER_SHARE * n_ctx) if n < 0 else min(n, int(ANSWER_SHARE * n_ctx))
@@ -163,15 +163,15 @@ class ChatSession:
         return len(self.engine.tokenize(conversation.as_text()))
 
     def token_seconds(self, depth: int) -> float | None:
-        """Predicted seconds of a token at this depth. None without a prediction."""
+        """Return the predicted seconds of a token at this depth, None without a prediction."""
         plan = self.engine.plan
         if plan.predicted is None:
             return None
         return self.placer.token_seconds(plan, depth) or plan.predicted.tpot_s
 
     def tell_drift(self, answer: Generation) -> bool:
-        """Warn where an answer's tokens took far longer or shorter than predicted. Returns whether it had enough tokens
-        to tell."""
+        """Warn if an answer's tokens took far longer or shorter than predicted. Returns whether it had enough tokens to
+        tell."""
         if answer.n_gen < ENOUGH_TOKENS:
             return False
         depth = answer.n_prompt + answer.n_gen // 2
@@ -179,7 +179,8 @@ class ChatSession:
         return True
 
     def figures(self, answer: Generation) -> str:
-        """The line below an answer: prompt and answer, with the rates measured and predicted at this depth."""
+        """Return the line below an answer: tokens of prompt and answer, and rates measured and predicted at this
+        depth."""
         tpot_s = self.token_seconds(answer.n_prompt + answer.n_gen // 2)
         expected = Predicted(0.0, tpot_s, 0.0) if tpot_s else None
         return " · ".join(

@@ -17,13 +17,13 @@ ANY_JSON = "{}"
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How answers of a session are generated and shown."""
+    """Settings of a session: how answers are generated and shown."""
 
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     n: int = WITHOUT_END  # tokens of an answer at most
     verbose: bool = False  # tokens/s after each answer
-    form: str = "text"  # what the grammar allows, for the reader
+    form: str = "text"  # description of the grammar
 
     def arguments(self, n_retries: int = 0) -> dict[str, Any]:
         """Keywords of Engine.stream. n_retries: each retry changes the seed."""
@@ -31,7 +31,7 @@ class ChatSettings:
         return {**drawn, "seed": (drawn["seed"] + n_retries) % 2**32, "stop": self.stop}
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(name, value, meaning) of all settings."""
+        """Return (name, value, meaning) of all settings."""
         drawn = {name: value for name, value in asdict(self.sampling).items() if name not in ("grammar", "json_schema")}
         values = {
             **{name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in drawn.items()},
@@ -60,13 +60,13 @@ MEANINGS = {
 
 
 def check_setting(name: str) -> None:
-    """Raises UsageError for an unknown setting, with the most similar name."""
+    """Raise UsageError for an unknown setting, with the most similar name."""
     if name not in MEANINGS:
         raise UsageError(f"unknown setting {name}; {suggestion(name, MEANINGS, '/set lists them')}")
 
 
 def changed(settings: ChatSettings, name: str, text: str) -> ChatSettings:
-    """The settings with another value for one of them; `system` is part of the conversation. Raises UsageError."""
+    """Return the settings with a new value; `system` belongs to the conversation. Raises UsageError."""
     if name == "stop":
         stop = () if text in ("", "none") else (*settings.stop, text)
         checked_stops(stop)
@@ -120,7 +120,7 @@ def _number(name: str, text: str, kind: Callable[[str], Any], least: float | Non
 
 
 def settings_of(sampling: SamplingOptions, n: int | None, chats: bool, verbose: bool) -> ChatSettings:
-    """The settings of the command line. chats: the model ends its answers. Raises UsageError."""
+    """Return the command line's settings. chats: the model ends its answers. Raises UsageError."""
     drawn = sampling.sampling()
     form = (
         "text"

@@ -21,7 +21,7 @@ HISTORY = "chat-history"  # in the cache folder
 
 
 class Terminal:
-    """Reads messages from a terminal. history: the file that keeps what was typed, where it can be written."""
+    """Reads messages from a terminal. history: the file of typed lines, if writable."""
 
     interactive = True
 
@@ -45,7 +45,7 @@ class Terminal:
 
 
 class InputHistory(FileHistory):
-    """A file that only its user can read, and that may be missing or unwritable."""
+    """A history file that only its user can read, and that may be missing or unwritable."""
 
     def load_history_strings(self) -> Iterable[str]:
         with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ class InputHistory(FileHistory):
 
 
 class Commands(Completer):
-    """Completes /commands, what may follow them, and names of files behind those that take one."""
+    """Completes /commands and their arguments: words, or names of files."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         text = document.text_before_cursor
