@@ -123,7 +123,7 @@ def check_split_backend() -> str:
 
 
 def check_split_run() -> str:
-    """Check that the first layer's FFN computes the same on the CPU and an emulated card at once as on the CPU alone."""
+    """Check that the first layer's FFN computes the same on the CPU and an emulated card as on the CPU alone."""
     device_bytes, nmse = _against_cpu("emulated:vram=1GiB,scale=1,values=real", _half_of_first_ffn)
     done = _bridge().split().stats()
     if not done.n_graphs:
