@@ -1,17 +1,16 @@
 """The plan: for every operator where it is stored and computed (gg + cg + cc = 1), as a record and as a file.
 
-History of the file (`"version"`), of which all versions are read:
-  1  first. `layout` and `hot_experts` of an operator and `n_ubatch` of the workload are left out where they are the
-     default, so is `streaming` (n_slots, prefetch, kept_twice, piece_bytes, link_bytes_per_s, ring_bytes, exchange) and
-     `attention` (flash_attn, type_k, type_v) of a plan that says nothing of it, `notes` (sentences of the planner)
-     where there are none, `bound` where it is not known, `residents` where the device takes them, `stock` where it is
-     not stock llama.cpp's own configuration, `draft` where no drafts are made, `step` of the workload where a decode
-     step computes one token, and `n_outputs` where it is one.
-  2  an operator has its cut in elements too, [cpu, streamed, device]. Where the fractions beside it are others, as in a
-     file that was edited, they count.
-  3  of a plan over several devices, whose names `device` has between commas: an operator has the number of its layer's
-     (0: left out), `memory` has each device's in `devices`. All other plans are written as version 2.
-Keys this version does not know are kept in `extra` and written back, so a newer minor addition survives a round trip.
+Versions of the file (`"version"`), all of which can be read:
+  1  the first. Default values are omitted: `layout` and `hot_experts` of an operator; `n_ubatch`, `n_outputs` and
+     `step` of the workload (one token per decode step); `streaming` (n_slots, prefetch, kept_twice, piece_bytes,
+     link_bytes_per_s, ring_bytes, exchange), `attention` (flash_attn, type_k, type_v), `notes` (sentences of the
+     planner), `bound`, `residents`, `stock` (only for stock llama.cpp's own configuration) and `draft`.
+  2  an operator also has its cut in elements, [cpu, streamed, device]. If its fractions differ from the cut, as in an
+     edited file, the fractions count.
+  3  a plan for several devices, whose names are in `device`, separated by commas: an operator has the number of its
+     layer's device (omitted if 0), and `memory` has each device's memory in `devices`. All other plans are written as
+     version 2.
+Unknown keys are kept in `extra` and written back, so that a newer minor addition survives a round trip.
 """
 
 from __future__ import annotations
@@ -115,12 +114,12 @@ class Plan:
 
     @property
     def model(self) -> dict[str, str]:
-        """The model as the file has it."""
+        """The file's `model`."""
         return {"path": self.model_path, "fingerprint": self.model_fingerprint}
 
     @property
     def machine(self) -> dict[str, str]:
-        """The machine as the file has it."""
+        """The file's `machine`."""
         return {"fingerprint": self.machine_fingerprint}
 
     def __repr__(self) -> str:
@@ -132,11 +131,11 @@ class Plan:
         return f"<Plan {self.policy} for {model} on {self.device}: {weights}{times}>"
 
     def n_on(self, backend: Backend) -> int:
-        """How many operators that side computes."""
+        """Return the number of operators of a back end: CPU, GPU or split."""
         return sum(row.backend == backend for row in self.operators)
 
     def summary(self) -> str:
-        """The workload, the placement of the weights, the predicted times and the planner's notes, as lines of text."""
+        """Return workload, placement of the weights, predicted times and the planner's notes as lines of text."""
         workload, held = self.workload, self.memory
         whole, divided = self.n_on("GPU"), self.n_on("split")
         lines = [
@@ -156,26 +155,24 @@ class Plan:
 
     @property
     def without_own_drafts(self) -> Plan:
-        """The plan as it is loaded without the model's own last block, which drafts."""
+        """The plan without the model's own drafts, for a load without its last block (MTP)."""
         if self.draft is None or self.draft.kind != "draft-mtp":
             return self
         memory, left = replace(self.memory, spare=self.memory.spare + self.draft.device_bytes), self.draft.device_bytes
-        for name in ("weights_gpu", "compute", "kv"):  # the draft says their sum alone
+        for name in ("weights_gpu", "compute", "kv"):  # the draft has only their sum
             less = min(left, getattr(memory, name))
             memory, left = replace(memory, **{name: getattr(memory, name) - less}), left - less
         step = replace(self.workload.step, n_draft=0, accepted=0.0, mtp=False, shares_output=False)
         return replace(self, memory=memory, workload=replace(self.workload, step=step), draft=None)
 
     def pairs(self, operators: Sequence[Operator]) -> list[tuple[Operator, OperatorPlacement]]:
-        """Operators of the plan's model with their rows, in the given order. Raises PlanError for another
-        model's operators."""
+        """Return the operators with their rows, in the given order. Raises PlanError for another model's operators."""
         by_name = {row.name: row for row in self.operators}
         _same_names(set(by_name), [operator.name for operator in operators])
         return [(operator, by_name[operator.name]) for operator in operators]
 
     def check(self, model: ModelInfo, operators: Sequence[Operator]) -> None:
-        """Check that the plan is for this model: raises PlanError unless fingerprint, operator names and split
-        granularity agree."""
+        """Raise PlanError unless the plan is for this model: fingerprint, operator names and split granularity."""
         if self.model_fingerprint != model.fingerprint:
             raise PlanError(
                 f"the plan is for {ascii(Path(self.model_path).name)[1:-1]} with fingerprint "
@@ -188,9 +185,9 @@ class Plan:
         self.device_layers(operators, model.n_layer)
 
     def device_layers(self, operators: Sequence[Operator], n_layer: int) -> tuple[int, ...]:
-        """How many layers each of several devices has, from the first that is on one; the output counts as one behind
-        the last. () for a plan on one device, which has all. operators: of the plan's model. Raises PlanError for
-        devices that do not ascend with the layers, which llama.cpp cannot do."""
+        """Return the number of layers of each of several devices, from the first layer on a device; the output counts
+        as a layer after the last. () for a single device. operators: of the plan's model. Raises PlanError for devices
+        that do not ascend with the layers, which llama.cpp requires."""
         counts = [0] * len(device_texts(self.device))
         if (most := max((row.device for row in self.operators), default=0)) >= len(counts):
             raise PlanError(f"the plan has operators on device {most}, counted from 0, but its device is {self.device}")

@@ -54,9 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         content = self.server.contents.get(self.path.partition("?")[0])
-        if not is_local(
-            host_name(self.headers.get("Host", ""))
-        ):  # a website may have pointed a host name at this address
+        if not is_local(host_name(self.headers.get("Host", ""))):  # against DNS rebinding
             self.send_error(403, "Use localhost to reach this server")
         elif content is None:
             self.send_error(404)

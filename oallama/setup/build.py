@@ -1,4 +1,4 @@
-"""llama.cpp, compiled for this CPU, this compiler and these flags: its libraries and its own programs, in one tree.
+"""Compiles llama.cpp, its libraries and programs, for this CPU, this compiler and these flags.
 
 A build is kept in the cache, `stock/<key>`: `bin`, recipe.json once it is complete, selftest.json once it was tested.
 """
@@ -26,14 +26,14 @@ from oallama.setup.prebuilt import digest, fetch, unpack
 from oallama.setup.uv import find_uv, package_environment
 
 LOCK = Path(__file__).with_name("locked.txt")
-"""llama-cpp-python and what builds it, each of one version and known by its hashes."""
+"""llama-cpp-python and the packages that build it, with versions and hashes."""
 BINDINGS = "llama-cpp-python"
 
 
 @dataclass(frozen=True)
 class SourcePackage:
-    """A source package of the index that carries llama.cpp's sources, in `folder`. release: the name that they have at
-    llama.cpp."""
+    """A source package of the index that contains llama.cpp's sources in `folder`. release: llama.cpp's name for
+    them."""
 
     name: str
     version: str
@@ -49,10 +49,10 @@ SOURCE = SourcePackage(
 PROGRAMS = ("llama-bench", "llama-server", "llama-cli", "ggml-rpc-server", "test-backend-ops")
 CORE_MINUTES = {"cpu": 17, "vulkan": 29}  # on a 2-core machine
 CORE_MINUTES_OTHER = 50
-DISK_BYTES = {"cpu": 3 * 10**9}  # free space that a build needs
+DISK_BYTES = {"cpu": 3 * 10**9}  # free disk space for a build
 DISK_BYTES_GPU = 6 * 10**9
 RELEASE_FLAGS = (f"-DLLAMA_BUILD_NUMBER={LLAMA_CPP_BUILD}", f"-DLLAMA_BUILD_COMMIT={SOURCE.release}")
-"""Build information that the package lacks and a repository would have."""
+"""Build information that the package lacks, unlike a repository."""
 _FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",  # a plugin finds ggml's functions in its library; a static program exports none
@@ -68,7 +68,7 @@ _FLAGS = (
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to build: the GPU back end, and the CPU layouts (ggml buffer types) that are left in."""
+    """What to build: the GPU back end, and the CPU layouts (ggml buffer types) that are not built out."""
 
     backend: GpuBackend
     amx: bool = True
@@ -81,7 +81,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Build:
-    """A variant for one machine, and `place`, where it is (to be) kept."""
+    """A variant for one machine. place: its folder in the cache, built or not."""
 
     backend: GpuBackend
     args: tuple[str, ...]
@@ -90,8 +90,8 @@ class Build:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of its libraries and programs; None until they are built. Raises SetupError if somebody else
-        could have put them there: they run as this user."""
+        """The folder of its libraries and programs; None until they are built. Raises SetupError if another user could
+        have written them: they run as this user."""
         if not (self.place / "recipe.json").is_file():
             return None
         for path in (self.place, self.place / "bin", *(self.place / "bin").iterdir()):
@@ -100,7 +100,7 @@ class Build:
         return self.place / "bin"
 
     def outcome(self) -> dict[str, str]:
-        """Layout -> result of its last self-test; empty where it has not been tested."""
+        """Layout -> result of its last self-test; empty before a self-test."""
         try:
             read = json.loads((self.place / "selftest.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -112,7 +112,7 @@ class Build:
 
 
 def pinned_version() -> str:
-    """The version of llama-cpp-python that LOCK names."""
+    """Return the version of llama-cpp-python in LOCK."""
     found = re.search(rf"^{BINDINGS}==([\w.]+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
     if found is None:
         raise SetupError(f"{LOCK} does not name {BINDINGS}: restore it")
@@ -120,10 +120,10 @@ def pinned_version() -> str:
 
 
 def cmake_args(variant: Variant, cpu: Cpu, compiler: Compiler, env: Mapping[str, str]) -> tuple[str, ...]:
-    """CMake's arguments for a variant; the user's CMAKE_ARGS come last, so that they win.
+    """Return CMake's arguments for a variant; the user's CMAKE_ARGS come last, so that they win.
 
-    GCC drops the stores that fill the AMX tile configuration and the first batched product dies (ggml-org/llama.cpp
-    #26954): the two passes that do it are left out. They cost nothing where there is no AMX, but are not needed.
+    GCC drops the stores that fill the AMX tile configuration, and the first batched product crashes (ggml-org/llama.cpp
+    #26954), so with AMX two passes of GCC are disabled.
     """
     c_flags, cxx_flags = env.get("CFLAGS", "").split(), env.get("CXXFLAGS", "").split()
     if cpu.has_amx and variant.amx and compiler.family == "gcc":
@@ -139,7 +139,7 @@ def cmake_args(variant: Variant, cpu: Cpu, compiler: Compiler, env: Mapping[str,
 
 
 def make_build(variant: Variant, cpu: Cpu, compiler: Compiler, cache: Path, env: Mapping[str, str]) -> Build:
-    """A variant on this machine. Its key names everything that its machine code depends on."""
+    """Return a variant on this machine. Its key covers everything that its machine code depends on."""
     args = (*_FLAGS, *cmake_args(variant, cpu, compiler, env))
     identity = [SOURCE.sha256, *args, *PROGRAMS, cpu.digest, compiler.family, compiler.version, compiler.target]
     key = hashlib.sha256(json.dumps([*identity, platform_tag()]).encode()).hexdigest()[:16]
@@ -147,12 +147,12 @@ def make_build(variant: Variant, cpu: Cpu, compiler: Compiler, cache: Path, env:
 
 
 def compile_build(console: Console, step: Step, build: Build, python: Path, env: Mapping[str, str]) -> Path:
-    """Fetch, compile and keep; returns the folder. The caller holds the cache's lock. Raises SetupError.
+    """Fetch and compile into the cache; return the folder. The caller holds the cache's lock. Raises SetupError.
 
-    Source and objects stay until the build is complete, so that one that was cut short goes on.
+    Source and objects stay until the build is complete, so that an interrupted build continues.
     """
     work = build.place.with_name(f"{build.place.name}.part")
-    for other in build.place.parent.glob("*"):  # of a build that nobody asks for any more: the lock is ours
+    for other in build.place.parent.glob("*"):  # left by an abandoned build, as this process has the lock
         if other != work and not (other / "recipe.json").is_file():
             shutil.rmtree(other, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def cmake_build(
     console: Console, step: Step, source: Path, folder: Path, flags: Sequence[str], jobs: int,
     targets: Sequence[str], env: Mapping[str, str], what: str,
 ) -> None:  # fmt: skip
-    """Configure, with ninja where it is there, and compile; a folder that was begun goes on. Raises SetupError."""
+    """Configure, with ninja if available, and compile; an interrupted build continues. Raises SetupError."""
     cmake = shutil.which("cmake", path=env.get("PATH"))
     if cmake is None:
         raise SetupError(f"no cmake 3.21 or later: run `{sys.executable} -m pip install cmake`")
@@ -198,7 +198,7 @@ def cmake_build(
 
 
 def fetch_source(console: Console, step: Step, work: Path, python: Path, env: Mapping[str, str]) -> Path:
-    """llama.cpp's sources, as `work`/source unless they are there; returns that folder. The package is kept in the
+    """Unpack llama.cpp's sources to `work`/source, unless done before; return that folder. The package stays in the
     cache. Raises SetupError."""
     source = work / "source"
     if not source.is_dir():
@@ -216,7 +216,7 @@ def fetch_source(console: Console, step: Step, work: Path, python: Path, env: Ma
 
 
 def _find_source(console: Console, step: Step, folder: Path, python: Path, env: Mapping[str, str]) -> str:
-    """The address of the package in the user's index. uv tells it without running anything of the package."""
+    """Return the address of the package in the user's index, from uv, which runs no code of the package."""
     asked, told = folder / "source.in", folder / "pylock.toml"
     asked.write_text(f"{SOURCE.name}=={SOURCE.version}\n", encoding="utf-8")
     command = [find_uv(python, env), "pip", "compile", str(asked), "--no-deps", "--python", str(python)]
@@ -236,14 +236,14 @@ def _find_source(console: Console, step: Step, folder: Path, python: Path, env: 
 
 
 def install_bindings(python: Path, env: Mapping[str, str], *options: str) -> list[str]:
-    """The command that installs llama-cpp-python without its libraries, which takes no compiler."""
+    """Return the command that installs llama-cpp-python without its libraries, which needs no compiler."""
     command = [find_uv(python, env), "pip", "install", "--python", str(python), "--no-deps", *options]
     command += ["--no-binary", BINDINGS, "--config-settings-package", f"{BINDINGS}:wheel.cmake=false"]
     return [*command, "--constraint", str(LOCK), "--build-constraint", str(LOCK), f"{BINDINGS}=={pinned_version()}"]
 
 
 def need_space(folder: Path, n_bytes: int) -> None:
-    """Raises SetupError if the disk of `folder` has less room than a build takes."""
+    """Raise SetupError if the disk of `folder` has less room than a build takes."""
     free = shutil.disk_usage(folder).free
     if free < n_bytes:
         raise SetupError(

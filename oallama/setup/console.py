@@ -1,7 +1,7 @@
 """Prints one line per step with its seconds on stderr, and logs everything else; runs programs as process groups that
-end with us.
+end with this process.
 
-A failed program's output becomes one sentence, with the remedy where the fault is a known one.
+A failed program's output becomes one sentence, with the remedy for a known fault.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _REMEDIES = (  # most specific first: a full disk also breaks the compiler, a de
 
 
 class SetupError(OallamaError):
-    """Set-up cannot go on: what is wrong and what to do. `tail`: the last lines of the program that failed, if any."""
+    """Setup cannot continue: what is wrong and what to do. `tail`: the last lines of the failed program, if any."""
 
     def __init__(self, message: str, tail: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -86,13 +86,13 @@ class SetupError(OallamaError):
 
 
 def remedy(output: Iterable[str]) -> str | None:
-    """Remedy for the first known fault in the output of a failed program; None if unknown."""
+    """Return the remedy for the first known fault in the output of a failed program; None if unknown."""
     text = "\n".join(output)
     return next((advice for pattern, advice in _REMEDIES if re.search(pattern, text)), None)
 
 
 class Step:
-    """A step in progress. `result` is what its line says once it is over."""
+    """A step in progress. result: text of its line at the end."""
 
     def __init__(self, console: Console, name: str, doing: str) -> None:
         self.result = self.doing = doing
@@ -148,7 +148,7 @@ class Console:
         self.stream.flush()
 
     def open_log(self) -> None:
-        """Begin the log anew. Until then nothing is logged: another set-up may be writing to it."""
+        """Start a new log. Before this call output is not logged, as another setup may be writing to the log."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log = self.log_path.open("w", encoding="utf-8", errors="replace")
 
@@ -163,8 +163,8 @@ def run(
 ) -> None:
     """Run a program to its end, its output in the log and its counter in `step`.
 
-    Raises SetupError ("`what` failed: remedy") where it fails. On any exception, Ctrl-C included, the program and all
-    its children are ended first.
+    Raises SetupError ("`what` failed: remedy") if it fails. On any exception, Ctrl-C included, ends the program and all
+    of its children first.
     """
     console.write_log(f"$ {shlex.join(command)}\n")
     try:
@@ -201,7 +201,7 @@ def run(
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
-    """Lines of a program as they come, None for each second without one: Ctrl-C never waits for one."""
+    """Yield a program's lines as they come, and None for each second without a line, so that Ctrl-C never waits."""
     assert process.stdout is not None
     file, rest = process.stdout.fileno(), b""
     while True:
@@ -219,7 +219,7 @@ def capture(
     command: Sequence[str], env: Mapping[str, str], timeout_s: float = 30.0, merge_stderr: bool = False,
     cwd: str | None = None,
 ) -> str | None:  # fmt: skip
-    """Standard output of a short query; None if the program is missing, fails or does not answer in time."""
+    """Return the standard output of a short query; None if the program is missing, fails or times out."""
     stderr = subprocess.STDOUT if merge_stderr else subprocess.DEVNULL
     try:
         done = subprocess.run(
@@ -234,7 +234,7 @@ def capture(
 def compiles(
     compiler: Sequence[str], source: str, env: Mapping[str, str], last: Sequence[str] = (), suffix: str = ".cpp"
 ) -> bool:
-    """Whether a compiler takes a small program. last: its arguments behind the program."""
+    """Whether a compiler compiles a small program. last: arguments after the program."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"check{suffix}")
         file.write_text(source, encoding="utf-8")
@@ -263,7 +263,7 @@ def lock(path: Path, console: Console) -> Iterator[None]:
 
 
 def guarded(console: Console, what: str, job: Callable[[], int]) -> int:
-    """The exit status of `job`; Ctrl-C, a known fault and a full disk are explained in a sentence."""
+    """Return the exit status of `job`; explain Ctrl-C, a known fault and a full disk in one sentence."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Choice of the GPU back end to build: one whose driver answers *and* whose toolchain is there; otherwise the CPU."""
+"""Chooses the GPU back end to build: one whose driver answers *and* whose toolchain is installed; else the CPU."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class GpuBackend:
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a back end cannot be built. `card` tells that a card answered, so that the toolchain is what is missing."""
+    """Why a back end cannot be built. card: a card answered, so that only the toolchain is missing."""
 
     why: str
     card: bool = False
 
 
 def known_choice(wish: str) -> str:
-    """The wish itself. Raises UsageError for an unknown choice."""
+    """Return a valid wish. Raises UsageError for an unknown choice."""
     if wish not in CHOICES:
         raise UsageError(f"unknown OALLAMA_BACKEND={wish}: choose from {', '.join(CHOICES)}")
     return wish
 
 
 def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str) -> GpuBackend:
-    """The back end to build, from OALLAMA_BACKEND (`wish`) and what answers here.
+    """Return the back end to build, from OALLAMA_BACKEND (`wish`) and this machine's drivers.
 
-    `cxx` is used to look for headers; `cmake_args` (the user's CMAKE_ARGS) may name the architecture of a card that
-    does not answer here. Raises UsageError for an unknown choice, SetupError if it cannot be built.
+    `cxx` checks for headers; `cmake_args` (the user's CMAKE_ARGS) may name the architecture of a card that does not
+    answer here. Raises UsageError for an unknown choice, SetupError if it cannot be built.
     """
     if known_choice(wish) == "cpu":
         return GpuBackend("cpu", "CPU build, as OALLAMA_BACKEND=cpu requests")
@@ -69,7 +69,7 @@ def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str)
 
 
 def gpu_hint(env: Mapping[str, str]) -> str:
-    """Signs of GPUs that can be seen without asking a driver. While they are the same, nothing is asked again."""
+    """Return signs of GPUs that need no driver query. While they stay the same, drivers are not queried again."""
     nodes = ["/dev/nvidiactl", "/dev/dxg", "/dev/kfd", *sorted(map(str, Path("/dev/dri").glob("renderD*")))]
     programs = ("nvidia-smi", "nvcc", "rocminfo", "hipcc", "vulkaninfo", "glslc")
     seen = [node for node in nodes if Path(node).exists()]
@@ -104,20 +104,21 @@ def _cuda(env: Mapping[str, str], cmake_args: str, forced: bool) -> GpuBackend |
 
 
 def _cuda_architectures(env: Mapping[str, str]) -> list[str]:
-    """Compute capabilities of the cards without the dot, each once (`89`); empty where the driver is too old to say."""
+    """Return the cards' compute capabilities without the dot, each once (`89`); empty if the driver is too old."""
     listed = capture(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], env, DRIVER_S) or ""
     return sorted({major + minor for major, minor in re.findall(r"^\s*(\d+)\.(\d)\s*$", listed, re.MULTILINE)}, key=int)
 
 
 def toolkit_root(nvcc: str, env: Mapping[str, str]) -> Path:
-    """The folder of the toolkit that an nvcc belongs to; nvcc may be a wrapper far from it."""
+    """Return the folder of an nvcc's toolkit; nvcc may be a wrapper elsewhere."""
     dry = capture([nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null"], env, merge_stderr=True) or ""
     top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)
     return Path(top[1] if top else Path(nvcc).resolve().parent.parent).resolve()
 
 
 def _cuda_link_flags(nvcc: str, env: Mapping[str, str]) -> list[str]:
-    """Let the library find the toolkit's own libraries, and do without libcuda where it cannot be linked."""
+    """Return flags with which the library finds the toolkit's libraries, and works without libcuda if it cannot be
+    linked."""
     toolkit = toolkit_root(nvcc, env)
     stubs = ("lib*/stubs", "targets/*/lib/stubs", "lib/*/stubs")
     flags = [] if any(any(toolkit.glob(f"{place}/libcuda.so")) for place in stubs) else ["-DGGML_CUDA_NO_VMM=ON"]
@@ -170,7 +171,7 @@ def _names(cards: list[str]) -> str:
 
 
 def _find(program: str, env: Mapping[str, str]) -> str | None:
-    """A program on PATH, or where its toolkit puts it when it does not put it on PATH."""
+    """Return a program on PATH, or in its toolkit's usual folder."""
     if program == "nvcc" and env.get("CUDACXX"):
         return shutil.which(env["CUDACXX"], path=env.get("PATH"))
     rocm = env.get("ROCM_PATH") or "/opt/rocm"

@@ -1,7 +1,7 @@
-"""Installs llama.cpp into an environment: builds are tried until one passes its self-test, or a prebuilt one is taken.
+"""Installs llama.cpp into an environment: tries builds until one passes its self-test, or takes a prebuilt one.
 
-The bindings come from llama-cpp-python without its libraries. llama.cpp's lie in a folder of their own, which
-ggml_bridge has the bindings use.
+The bindings come from llama-cpp-python without its libraries. llama.cpp's libraries are in a separate folder, from
+which ggml_bridge loads them for the bindings.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ except BridgeError as error:  # not even the layouts can be listed
     print(json.dumps({"build": str(error)}))
 """
 _SELFTEST_S = 300.0
-# In place of a layout's name, what concerns the whole build:
+# In place of a layout's name, faults of the whole build:
 UNUSABLE = "build"  # it cannot be compiled or loaded
-DIED = "self-test"  # the child died without saying in which layout
+DIED = "self-test"  # the child died without naming a layout
 
 
 @dataclass(frozen=True)
 class Installed:
-    """The llama.cpp of an environment. asked: digest of what it was built for. folder: where it was taken from. given:
-    what --llama-cpp named; empty where it was compiled. layouts: the self-test's results."""
+    """The llama.cpp of an environment. asked: digest of what it was built for. folder: its source. given: argument of
+    --llama-cpp; empty if compiled. layouts: the self-test's results."""
 
     asked: str
     folder: str
@@ -57,16 +57,15 @@ class Installed:
 
 
 def asked_backend(env: Mapping[str, str]) -> str:
-    """OALLAMA_BACKEND, by default `auto`. Raises UsageError for an unknown value."""
+    """Return OALLAMA_BACKEND, by default `auto`. Raises UsageError for an unknown value."""
     return known_choice(env.get("OALLAMA_BACKEND", "").strip().lower() or "auto")
 
 
 def next_variant(variant: Variant, bad: Mapping[str, str], has_amx: bool, auto: bool) -> Variant | None:
-    """Choose what to build after a failure (`bad`: layout -> what is wrong); None if nothing is left to try.
+    """Return the variant to build after a failure (`bad`: layout -> fault); None after the last one.
 
-    A layout that multiplies wrong by single matrices, or crashes, is built out. With `auto`, a GPU back end that cannot
-    be built or loaded is given up for the CPU. Where the self-test died without naming a layout, AMX is suspected
-    first.
+    A layout that multiplies wrongly by single matrices, or crashes, is built out. With `auto`, the CPU replaces a GPU
+    back end that cannot be built or loaded. If the self-test died without naming a layout, AMX is built out first.
     """
     if variant.backend.name != "cpu" and auto and (UNUSABLE in bad or DIED in bad):
         return replace(variant, backend=GpuBackend("cpu", f"CPU build: the {variant.backend.name} build does not work"))
@@ -78,8 +77,8 @@ def next_variant(variant: Variant, bad: Mapping[str, str], has_amx: bool, auto: 
 
 
 class Installer:
-    """Installs into the environment in the folder `prefix`. wish: the back end, as in OALLAMA_BACKEND. amx: whether
-    what is compiled may use AMX."""
+    """Installs into the environment in the folder `prefix`. wish: the back end, as in OALLAMA_BACKEND. amx: whether the
+    build may use AMX."""
 
     def __init__(self, console: Console, prefix: Path, env: Mapping[str, str], wish: str, amx: bool = True) -> None:
         self.console, self.prefix, self.env, self.wish, self.amx = console, prefix, env, wish, amx
@@ -92,7 +91,7 @@ class Installer:
         return find_compiler(self.env)
 
     def installed(self) -> Installed | None:
-        """Record of a finished set-up of this environment; None without one."""
+        """Record of the finished setup of this environment; None without one."""
         try:
             found = Installed(**json.loads((self.prefix / STAMP).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -104,7 +103,7 @@ class Installer:
         return self.prefix / INSTALLED
 
     def asked(self, given: str) -> str:
-        """Digest of everything that the choice of llama.cpp depends on."""
+        """Return a digest of everything that the choice of llama.cpp depends on."""
         parts = [pinned_version(), SOURCE.release, str(self.prefix), given]
         if not given:
             compiler = self.compiler
@@ -113,8 +112,8 @@ class Installer:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def run(self, given: str | None = None, sha256: str | None = None, refresh: bool = False) -> Installed:
-        """Install what was given, else what was given before, else what is compiled here. refresh: compile or test
-        again. Raises SetupError; the llama.cpp that was there stays then."""
+        """Install the given llama.cpp, else the one given before, else a build for this machine. refresh: compile or
+        test again. Raises SetupError, and then leaves the installed llama.cpp."""
         before = self.installed()
         if given is None and not refresh:
             if before is not None:
@@ -159,7 +158,7 @@ class Installer:
                 with self._placed(build.folder) as keep:
                     if not outcome:
                         outcome = self._test()
-                        if UNUSABLE not in outcome:  # a driver's library may be there next time
+                        if UNUSABLE not in outcome:  # a driver's library may be present next time
                             build.keep_outcome(outcome)
                     bad = _failures(outcome)
                     if not bad:
@@ -176,7 +175,7 @@ class Installer:
         )
 
     def _build(self, build: Build) -> dict[str, str]:
-        """Compile unless it is kept. A GPU build that fails is a result where we may choose."""
+        """Compile unless cached. With `auto`, a failed GPU build is a result, not an error."""
         what = f"llama.cpp ({build.backend.name})"
         with self.console.step("llama.cpp", what) as step, lock(self.cache / "setup.lock", self.console):
             step.result = f"{what} from the cache"
@@ -193,8 +192,8 @@ class Installer:
 
     @contextmanager
     def _placed(self, folder: Path) -> Iterator[Callable[[Mapping[str, str]], None]]:
-        """The bindings with the libraries of a folder. Unless what is yielded is called, with what the self-test found,
-        what was there comes back."""
+        """Install the bindings with the libraries of a folder. Restores the previous ones at the end, unless the
+        yielded function was called with the self-test's results."""
         place = self.libraries()
         old, kept = place.with_name("lib.old"), []
 
@@ -218,8 +217,8 @@ class Installer:
             shutil.rmtree(old, ignore_errors=True)
 
     def _test(self) -> dict[str, str]:
-        """Multiply with every CPU layout, in a child: results as check_layouts has them; {"build": …} where llama_cpp
-        cannot be loaded, {"self-test": …} where it died. Raises SetupError if the self-test itself does not run."""
+        """Multiply with every CPU layout, in a child; return results as check_layouts does, {"build": …} if llama_cpp
+        cannot be loaded, {"self-test": …} if the child died. Raises SetupError if the self-test does not run."""
         with self.console.step("self-test", "testing every CPU layout") as step:
             load = self._child("import ggml_bridge; ggml_bridge.load()")
             if load.returncode > 0:

@@ -1,4 +1,4 @@
-"""Facts that a native build depends on: the CPU, the C++ compiler, the platform, the cores that may be used."""
+"""Facts that a native build depends on: the CPU, the C++ compiler, the platform, the usable cores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CPU_FIELDS = (
 
 @dataclass(frozen=True)
 class Cpu:
-    """The processor as the compiler's -march=native sees it. `digest` identifies model and feature set."""
+    """The processor for the compiler's -march=native. `digest` identifies model and feature set."""
 
     model: str
     features: frozenset[str]
@@ -54,7 +54,7 @@ class Compiler:
 
 
 def read_cpu(cpuinfo: str) -> Cpu:
-    """The CPU from the text of /proc/cpuinfo (its first processor; x86 and aarch64 name the fields differently)."""
+    """Read the CPU from /proc/cpuinfo (its first processor; x86 and aarch64 name the fields differently)."""
     fields: dict[str, str] = {}
     for line in cpuinfo.split("\n\n", 1)[0].splitlines():
         name, _, value = line.partition(":")
@@ -71,9 +71,9 @@ def this_cpu() -> Cpu:
 
 
 def find_compiler(env: Mapping[str, str]) -> Compiler:
-    """CXX and CC where set, else the first of c++, g++, clang++ and the C compiler of the same name.
+    """Return CXX and CC if set, else the first of c++, g++, clang++ and the C compiler of the same family.
 
-    Raises SetupError if it is missing or does not identify itself.
+    Raises SetupError if the compiler is missing or does not identify itself.
     """
     asked = env.get("CXX")
     names = [asked] if asked else ["c++", "g++", "clang++"]
@@ -95,25 +95,26 @@ def find_compiler(env: Mapping[str, str]) -> Compiler:
 
 
 def check_compiler(compiler: Compiler, env: Mapping[str, str]) -> None:
-    """Compile and link a small program. Raises SetupError when that does not work (headers missing)."""
+    """Compile and link a small program. Raises SetupError if it fails (missing headers)."""
     program = "#include <vector>\nint main() { return std::vector<int>(1)[0]; }\n"
     if not compiles([compiler.cxx, "-std=c++17"], program, env, ["-o", "check"]):
         raise SetupError(f"{compiler.cxx} cannot compile a small program; {_NO_COMPILER}")
 
 
 def platform_tag() -> str:
-    """Operating system, architecture and C library of a native wheel: `linux-x86_64-glibc2.36`."""
+    """Return operating system, architecture and C library of a native wheel: `linux-x86_64-glibc2.36`."""
     return f"{sysconfig.get_platform()}-{''.join(platform.libc_ver())}".rstrip("-")
 
 
 def is_own(status: os.stat_result, user: int) -> bool:
-    """Whether a file or folder belongs to this user or root, and nobody else may write to it."""
+    """Whether a file or folder belongs to this user or root, and only its owner may write to it."""
     others = stat.S_IWOTH | (0 if status.st_gid == status.st_uid else stat.S_IWGRP)
     return status.st_uid in (0, user) and not status.st_mode & others
 
 
 def build_jobs(env: Mapping[str, str]) -> int:
-    """Compilers to run at once: CMAKE_BUILD_PARALLEL_LEVEL, else the usable cores, one for each GB of free memory."""
+    """Return how many compilers to run at once: CMAKE_BUILD_PARALLEL_LEVEL, else the usable cores, at most one per GB
+    of free memory."""
     if (asked := env.get("CMAKE_BUILD_PARALLEL_LEVEL", "")).isdecimal():
         return max(1, int(asked))
     cores = min(len(allowed_cpus()), most_cpus(Path("/")))

@@ -1,4 +1,4 @@
-"""A prebuilt llama.cpp: checks a folder, an archive or its address, and makes it a folder of libraries."""
+"""Checks a prebuilt llama.cpp, a folder, an archive or an address, and makes a folder of libraries from it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from oallama.setup.console import SetupError, Step
 from oallama.setup.machine import is_own
 
 _MACHINES = {62: "x86_64", 183: "aarch64", 40: "armv7l", 243: "riscv64"}
-"""ELF's numbers of processors."""
+"""ELF machine numbers."""
 _TIMEOUT_S = 60.0
 _CHUNK = 1 << 20
 MOST_ARCHIVE_BYTES, MOST_UNPACKED_BYTES, MOST_FILES = 4 << 30, 16 << 30, 10_000  # far above any llama.cpp
 
 
 def take(given: str, sha256: str | None, cache: Path, step: Step) -> Path:
-    """The folder of libraries that --llama-cpp names, archives unpacked in the cache. Raises SetupError, UsageError."""
+    """Return the folder of libraries of --llama-cpp; unpacks archives in the cache. Raises SetupError, UsageError."""
     wanted = sha256.lower().removeprefix("sha256:") if sha256 else None
     if wanted is not None and (len(wanted) != 64 or set(wanted) - set("0123456789abcdef")):
         raise UsageError(f"--sha256 must be the 64 hexadecimal digits of the archive's SHA-256, not {sha256}")
@@ -52,8 +52,7 @@ def take(given: str, sha256: str | None, cache: Path, step: Step) -> Path:
 
 
 def check_machine(folder: Path) -> None:
-    """Raises SetupError unless the libraries are for this processor. What interface they have is found by loading
-    them."""
+    """Raise SetupError unless the libraries are for this processor. Their interface is checked by loading them."""
     header = (folder / "libggml-base.so.0").open("rb").read(20)
     machine = _MACHINES.get(int.from_bytes(header[18:20], "little"), "another processor")
     if header[:4] != b"\x7fELF" or machine != platform.machine():
@@ -61,7 +60,7 @@ def check_machine(folder: Path) -> None:
 
 
 def _libraries(folder: Path, given: str) -> Path:
-    """The folder, at most three levels below, that has llama.cpp's libraries."""
+    """Return the folder with llama.cpp's libraries, at most three levels below."""
     for pattern in ("libllama.so", "*/libllama.so", "*/*/libllama.so", "*/*/*/libllama.so"):
         for found in sorted(folder.glob(pattern)):
             names = ("libllama.so.0", "libggml.so.0", "libggml-base.so.0", "libmtmd.so")
@@ -73,8 +72,8 @@ def _libraries(folder: Path, given: str) -> Path:
 
 
 def _unpacked(given: str, sha256: str, cache: Path, step: Step) -> Path:
-    """The folder of the cache with an archive of this hash, whole or not there. Raises SetupError if somebody else
-    could have put it there: what is in it runs as this user."""
+    """Return the cache folder for an archive of this hash: complete, or missing. Raises SetupError if another user
+    could have written it: its contents run as this user."""
     kept = cache / "llama.cpp"
     kept.mkdir(parents=True, exist_ok=True)
     for path in (cache, kept):
@@ -94,7 +93,7 @@ def _unpacked(given: str, sha256: str, cache: Path, step: Step) -> Path:
 
 
 def fetch(given: str, sha256: str, archive: Path, step: Step) -> None:
-    """Copy a file or download it, and check the copy, which nobody else can change."""
+    """Copy a file or download it, and check the copy, which no other user can change."""
     address = Path(given).absolute().as_uri() if Path(given).is_file() else given
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer, archive.open("xb") as file:
@@ -112,7 +111,7 @@ def fetch(given: str, sha256: str, archive: Path, step: Step) -> None:
 
 
 def unpack(archive: Path, folder: Path, given: str) -> None:
-    """Unpack; nothing lands outside the folder, and no link leads out of the one that it is in."""
+    """Unpack; refuse files outside the folder, and links that lead out of their folder."""
     if not hasattr(tarfile, "data_filter"):
         version = platform.python_version()
         raise SetupError(f"Python {version} cannot unpack {given} safely: use 3.10.12, 3.11.4 or later")
@@ -150,7 +149,7 @@ def _copied(source: BinaryIO, target: BinaryIO) -> Iterator[int]:
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     total = hashlib.sha256()
     with path.open("rb") as file:
         while data := file.read(_CHUNK):
@@ -159,8 +158,8 @@ def digest(path: Path) -> str:
 
 
 def put(folder: Path, place: Path) -> None:
-    """Make `place` the folder of libraries and programs that `folder` is, by links where that can be; what was there
-    becomes `place`.old."""
+    """Copy the libraries and programs of `folder` to `place`, as hard links if possible; rename an existing `place` to
+    `place`.old."""
     draft, old = place.with_name(f"{place.name}.new"), place.with_name(f"{place.name}.old")
     for path in (draft, old):
         shutil.rmtree(path, ignore_errors=True)
@@ -172,7 +171,7 @@ def put(folder: Path, place: Path) -> None:
         elif path.is_file():
             try:
                 os.link(path.resolve(), made)
-            except OSError:  # another disk
+            except OSError:  # on another disk
                 shutil.copy2(path, made)
     if place.exists():
         place.replace(old)

@@ -1,4 +1,4 @@
-"""uv, which installs all packages: its path, and the user's settings for it, including pip's."""
+"""The path of uv, which installs all packages, and the user's settings for it, including pip's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DROPPED = {
     *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"),
     *("PIP_REQUIRE_VIRTUALENV", "UV_SYSTEM_PYTHON", "UV_PYTHON", "UV_PROJECT", "CFLAGS", "CXXFLAGS", "CMAKE_ARGS"),
 }
-"""Variables that would make pip and uv install elsewhere, or our own native part compile as llama.cpp is."""
+"""Variables that would make pip and uv install elsewhere, or oallama's native part compile like llama.cpp."""
 _OWN_INDEX = (
     *("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"),
     *("UV_NO_INDEX", "UV_CONFIG_FILE", "UV_OFFLINE"),
@@ -29,11 +29,12 @@ _AS_UV = {
     "proxy": ("ALL_PROXY", " "),
     "trusted-host": ("UV_INSECURE_HOST", " "),
 }
-"""pip's settings: the variable of uv that means the same, and what stands between several values there."""
+"""pip's settings: the equivalent variable of uv, and its separator of values."""
 
 
 def find_uv(python: Path, env: Mapping[str, str]) -> str:
-    """The uv beside a Python, which oallama's own dependencies put there, else the one of PATH. Raises SetupError."""
+    """Return the uv beside a Python, where oallama's dependencies install it, else the one on PATH. Raises
+    SetupError."""
     beside = python.parent / "uv"
     found = str(beside) if beside.is_file() else shutil.which("uv", path=env.get("PATH"))
     if found is None:
@@ -42,8 +43,8 @@ def find_uv(python: Path, env: Mapping[str, str]) -> str:
 
 
 def package_environment(env: Mapping[str, str], python: Path) -> dict[str, str]:
-    """The environment in which uv and pip install packages. Where uv itself is not told of an index, pip's settings are
-    uv's: pip.conf and PIP_* of `python`'s pip."""
+    """Return the environment variables for uv and pip. If uv has no index of its own, it gets the settings of
+    `python`'s pip, from pip.conf and PIP_*."""
     made = {name: value for name, value in env.items() if name not in _DROPPED}
     made.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1", UV_NO_PROGRESS="1")
     own = any(env.get(name) for name in _OWN_INDEX) or any(file.exists() for file in _config_files(env))
@@ -61,7 +62,7 @@ def package_environment(env: Mapping[str, str], python: Path) -> dict[str, str]:
 
 
 def packages_folder(python: Path, env: Mapping[str, str]) -> Path:
-    """Folder of a Python's packages. Raises SetupError."""
+    """Return the folder of a Python's packages. Raises SetupError."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     found = capture([str(python), "-c", code], {name: value for name, value in env.items() if name not in _DROPPED})
     if found is None:

@@ -1,4 +1,4 @@
-"""Requirements of a Vulkan build: what it needs from the system, and the command that installs it."""
+"""Requirements of a Vulkan build: its packages of the system, and the command that installs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from oallama.setup.console import DRIVER_S, SetupError, capture, compiles
 
-HEADERS_VERSION = "1.3.272"  # of VkLayerSettingEXT; ggml does not compile with older ones
+HEADERS_VERSION = "1.3.272"  # the first with VkLayerSettingEXT; ggml does not compile with older headers
 _DRIVER_FOLDERS = ("/usr/share/vulkan", "/usr/local/share/vulkan", "/etc/vulkan")
 
 
@@ -26,13 +26,13 @@ class Part:
 
 GLSLC = Part("glslc", "glslc", "glslc")
 LOADER = Part("the Vulkan loader and headers", "libvulkan-dev", "vulkan-loader-devel vulkan-headers")
-NEW_HEADERS = Part(f"Vulkan headers of {HEADERS_VERSION} or later", "", "")  # no package of this system has them
+NEW_HEADERS = Part(f"Vulkan headers of {HEADERS_VERSION} or later", "", "")  # no package of this system provides them
 SPIRV = Part("spirv-headers", "spirv-headers", "spirv-headers-devel")
 DRIVER = Part("a Vulkan driver", "mesa-vulkan-drivers", "mesa-vulkan-drivers")
 
 
 def devices(env: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(name, kind) of the devices that Vulkan drivers answer with; a kind is as in DISCRETE_GPU or CPU."""
+    """Return (name, kind) of the Vulkan drivers' devices; kind is such as DISCRETE_GPU or CPU."""
     summary = capture(["vulkaninfo", "--summary"], env, DRIVER_S) or ""
     kinds = re.findall(r"deviceType\s*=\s*PHYSICAL_DEVICE_TYPE_(\w+)", summary)
     names = re.findall(r"deviceName\s*=\s*(.+)", summary)
@@ -40,7 +40,7 @@ def devices(env: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def missing_to_build(env: Mapping[str, str], cxx: str) -> list[Part]:
-    """List the missing packages for compiling ggml's Vulkan back end."""
+    """Return the missing packages for compiling ggml's Vulkan back end."""
     sdk = env.get("VULKAN_SDK")
     path = os.pathsep.join(filter(None, (env.get("PATH"), f"{sdk}/bin" if sdk else None)))
     missing = [] if shutil.which("glslc", path=path) else [GLSLC]
@@ -54,14 +54,14 @@ def missing_to_build(env: Mapping[str, str], cxx: str) -> list[Part]:
 
 
 def missing_to_run(env: Mapping[str, str]) -> list[Part]:
-    """List the missing packages for any Vulkan device: a driver, which may be a software driver."""
+    """Return the missing packages for a Vulkan device: a driver, which may be a software driver."""
     if env.get("VK_DRIVER_FILES") or env.get("VK_ICD_FILENAMES"):
         return []
     return [] if any(any(Path(folder, "icd.d").glob("*.json")) for folder in _DRIVER_FOLDERS) else [DRIVER]
 
 
 def advice(missing: Sequence[Part], env: Mapping[str, str]) -> str:
-    """Name the missing parts (at least one) and the command to type, as the end of a sentence."""
+    """Return the missing parts (at least one) and the command to type, as the end of a sentence."""
     names = " and ".join(filter(None, (", ".join(part.what for part in missing[:-1]), missing[-1].what)))
     fault = f"{names} {'are' if len(missing) > 1 or missing[0] is not GLSLC else 'is'} missing: "
     newer = f"set VULKAN_SDK to a Vulkan SDK of {HEADERS_VERSION} or later" if NEW_HEADERS in missing else ""
@@ -69,7 +69,7 @@ def advice(missing: Sequence[Part], env: Mapping[str, str]) -> str:
 
 
 def shown_command(missing: Sequence[Part], env: Mapping[str, str]) -> str:
-    """The command that installs the packages of the missing parts here; `install …` where no manager is known."""
+    """Return the command that installs the missing parts' packages here; `install …` without a known manager."""
     for manager in ("apt", "dnf"):
         if shutil.which(manager, path=env.get("PATH")):
             packages = " ".join(filter(None, (getattr(part, manager) for part in missing)))
@@ -78,7 +78,7 @@ def shown_command(missing: Sequence[Part], env: Mapping[str, str]) -> str:
 
 
 def check(cxx: str, env: Mapping[str, str]) -> None:
-    """Raises SetupError, which names everything at once, when something is missing to build Vulkan or to run it."""
+    """Raise SetupError with everything that is missing to build or run Vulkan."""
     if missing := [*missing_to_build(env, cxx), *missing_to_run(env)]:
         raise SetupError(advice(missing, env))
 

@@ -11,8 +11,8 @@ FILE = "oallama-stories-q4_0.gguf"
 
 
 def default_model() -> str:
-    """Path of the default model: in `models/` of the checkout, or inside the installed package. Raises UsageError if
-    it is not."""
+    """Return the path of the default model: in `models/` of the checkout, or inside the installed package. Raises
+    UsageError if it is missing."""
     package = Path(oallama.__file__).resolve().parent
     for folder in (package.parent / "models", package / "models"):
         if (folder / FILE).is_file():

@@ -1,4 +1,4 @@
-"""All stores together: the downloaded models, and the model that a name means."""
+"""Lists the downloaded models of all stores, and finds the model that a name means."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def stored_models() -> tuple[list[StoredModel], list[Fault]]:
     """List all downloaded models, store by store, and the unusable models of ollama."""
     found = [*cached_models(hub_cache()), *llama_models(llama_cache())]
     if llama_cache() != hub_cache():
-        found += cached_models(llama_cache())  # where LLAMA_CACHE names it, later versions of llama.cpp write so
+        found += cached_models(llama_cache())  # later versions of llama.cpp use this layout under LLAMA_CACHE
     faults: list[Fault] = []
     for store in ollama_stores():
         models, broken = ollama_models(store)
@@ -25,13 +25,13 @@ def stored_models() -> tuple[list[StoredModel], list[Fault]]:
 
 
 def no_such_model(text: str) -> str:
-    """Say that a text names no model on this machine."""
+    """Return the error for a text that names no model on this machine."""
     return f"{text} is neither a GGUF file nor a downloaded model"
 
 
 def model_path(text: str) -> str:
-    """The path of a model that a text names: a file, a downloaded model, or one of the hub (hf.co/…), which is then
-    downloaded where it is not; a missing .gguf file is returned as it is. Raises ModelFileError, UsageError,
+    """Return the path of the model that a text names: a file, a downloaded model, or a model of the hub (hf.co/…),
+    downloaded if needed; the path of a missing .gguf file is returned unchanged. Raises ModelFileError, UsageError,
     DownloadError."""
     if os.path.exists(text):  # noqa: PTH110 - Path.exists raises where a name is too long
         return text
@@ -48,10 +48,10 @@ def model_path(text: str) -> str:
 
 
 def find_model(text: str) -> StoredModel | None:
-    """The downloaded model of that name: USER/REPO[:QUANT] of Hugging Face (hf.co/ before it or not), the name of a
-    file in llama.cpp's cache, or what ollama calls it. None if there is none.
+    """Return the downloaded model of that name: USER/REPO[:QUANT] of Hugging Face (with or without hf.co/), the name of
+    a file in llama.cpp's cache, or its name in ollama. None if no model has it.
 
-    Raises ModelFileError for one of ollama's that cannot be used.
+    Raises ModelFileError for an unusable model of ollama.
     """
     try:
         name = parse_hub_name(text)

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, downloaded by huggingface_hub into its cache; what goes wrong said in one sentence.
+"""Downloads models of the Hugging Face hub into huggingface_hub's cache, and reports a failure in one sentence.
 
 Endpoint, token, proxies and cache are huggingface_hub's own: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE, …
 """
@@ -21,7 +21,7 @@ from oallama.stores.stored import StoredModel
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads them
-ANSWER_S = 10.0  # that the hub may take to connect, and to answer
+ANSWER_S = 10.0  # seconds for the hub to connect, and to answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ def endpoint() -> str:
 
 
 def look_up(name: HubName) -> HubFiles:
-    """Ask the hub, once, which files a name means. Raises UsageError if there is no such repository or file,
-    DownloadError if the hub cannot be asked."""
+    """Ask the hub, once, which files a name means. Raises UsageError for an unknown repository or file, DownloadError
+    if the hub does not answer."""
     if is_offline():
         raise DownloadError("HF_HUB_OFFLINE is set; unset it to download models")
     from huggingface_hub import HfApi
@@ -62,8 +62,8 @@ def look_up(name: HubName) -> HubFiles:
 
 
 def download(wanted: HubFiles) -> StoredModel:
-    """Fetch what of these files is not in the cache yet, with huggingface_hub's bar. A connection that breaks is made
-    anew and goes on where it stopped, some times. Raises DownloadError, UsageError."""
+    """Download those of the files that the cache lacks, with huggingface_hub's progress bar. A broken connection is
+    resumed, a few times. Raises DownloadError, UsageError."""
     from huggingface_hub import hf_hub_download
 
     cache = hub_cache()
@@ -109,13 +109,13 @@ def _failure(error: Exception, name: HubName, n_bytes: int = 0) -> OallamaError:
 
 
 def _login() -> str:
-    """The command of huggingface_hub that logs in, by its path where the shell does not find it."""
+    """Return huggingface_hub's command for logging in, with its path if it is not on PATH."""
     beside = Path(sys.executable).with_name("hf")
     return shlex.join(["hf" if shutil.which("hf") or not beside.is_file() else str(beside), "auth", "login"])
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error and what caused it, the first cause last."""
+    """Return the error and its causes, the first cause last."""
     found = [error]
     while (cause := found[-1].__cause__ or found[-1].__context__) is not None and cause not in found:
         found.append(cause)
@@ -123,13 +123,13 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
-    """Status of an HTTP answer."""
+    """Return the status of an HTTP answer."""
     found: int | None = getattr(getattr(error, "response", None), "status_code", None)
     return found
 
 
 def _check_room(wanted: HubFiles, cache: Path) -> None:
-    """Raise DownloadError if the disk cannot take what is missing: huggingface_hub only notices when it is full."""
+    """Raise DownloadError if the disk lacks room for the missing files: huggingface_hub only notices a full disk."""
     from huggingface_hub import try_to_load_from_cache
 
     repo = wanted.name.repo

@@ -1,5 +1,5 @@
 """Hugging Face's cache: models--USER--REPO/snapshots/COMMIT/FILE, as huggingface_hub and llama.cpp write it; and
-llama.cpp's own, in which GGUF files lie side by side, called USER_REPO_FILE."""
+llama.cpp's own cache, a folder of GGUF files called USER_REPO_FILE."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from oallama.stores.hub_name import HubName, choose, models, parse_hub_name, qua
 from oallama.stores.stored import StoredModel
 
 STORE, LLAMA_STORE = "Hugging Face", "llama.cpp"
-MAX_ENTRIES = 100_000  # of the cache that are looked at
-MAX_REF_BYTES = 100  # of the hash that a commit is called by
+MAX_ENTRIES = 100_000  # most entries of the cache that are read
+MAX_REF_BYTES = 100  # of a file in refs, which contains a commit's hash
 
 _FOLDER = "models--"
 
 
 def hub_cache() -> Path:
-    """Folder in which huggingface_hub keeps its files."""
+    """Return huggingface_hub's cache folder."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(variable):
             return user_path(os.path.expandvars(os.environ[variable]))
@@ -31,7 +31,7 @@ def hub_cache() -> Path:
 
 
 def cached_models(cache: Path) -> list[StoredModel]:
-    """List every whole model in a cache, by name. Of several commits the current one (refs/main) counts, then the
+    """Return every complete model in a cache, by name. Of several commits the current one (refs/main) counts, then the
     newest."""
     return [
         StoredModel(str(HubName(repo, quant_of(files[0].name))), STORE, files)
@@ -41,18 +41,18 @@ def cached_models(cache: Path) -> list[StoredModel]:
 
 
 def find_cached(name: HubName, cache: Path) -> StoredModel | None:
-    """The model that a name means among those of its repository that were downloaded; None if there is none."""
+    """Return the model that a name means among the downloaded ones of its repository; None if no model matches."""
     for repo, snapshots in _repositories(cache):
         if repo.lower() == name.repo.lower():
             whole = _whole(snapshots)
-            with contextlib.suppress(UsageError):  # others of that repository are there
+            with contextlib.suppress(UsageError):  # the repository has other models
                 chosen = choose(name, [file for parts in whole for file in parts])
                 return StoredModel(str(HubName(repo, quant_of(chosen[0]))), STORE, whole[chosen])
     return None
 
 
 def _repositories(cache: Path) -> Iterator[tuple[str, list[Path]]]:
-    """(USER/REPO, its snapshots, the current one first)."""
+    """Yield (USER/REPO, its snapshots, the current one first)."""
     for folder in _entries(cache):
         repo = folder.name.removeprefix(_FOLDER).replace("--", "/")
         if not folder.name.startswith(_FOLDER):
@@ -67,7 +67,7 @@ def _repositories(cache: Path) -> Iterator[tuple[str, list[Path]]]:
 def _current(folder: Path) -> str:
     file = folder / "refs" / "main"
     try:
-        if not file.is_file():  # reading a pipe would not end
+        if not file.is_file():  # reading a pipe would block
             return ""
         with file.open("rb") as opened:
             return opened.read(MAX_REF_BYTES).decode().strip()
@@ -76,7 +76,7 @@ def _current(folder: Path) -> str:
 
 
 def _whole(snapshots: list[Path]) -> dict[tuple[str, ...], tuple[Path, ...]]:
-    """Whole models by their files' names in the repository."""
+    """Return complete models by their files' names in the repository."""
     found: dict[tuple[str, ...], tuple[Path, ...]] = {}
     for snapshot in snapshots:
         names = [path.relative_to(snapshot).as_posix() for path in _ggufs(snapshot)]
@@ -86,7 +86,7 @@ def _whole(snapshots: list[Path]) -> dict[tuple[str, ...], tuple[Path, ...]]:
 
 
 def _ggufs(folder: Path) -> Iterator[Path]:
-    """The GGUF files in a folder and, links to folders not followed, in the folders in it."""
+    """Yield the GGUF files in a folder and its subfolders, without following links to folders."""
     n_left, folders = MAX_ENTRIES, [folder]  # Path.rglob recurses
     while folders and n_left > 0:
         for path in _entries(folders.pop()):
@@ -111,14 +111,14 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def llama_cache() -> Path:
-    """Folder in which llama.cpp keeps what it downloads."""
+    """Return llama.cpp's download folder."""
     if os.environ.get("LLAMA_CACHE"):
         return user_path(os.environ["LLAMA_CACHE"])
     return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "llama.cpp"
 
 
 def llama_models(cache: Path) -> list[StoredModel]:
-    """List every whole model in that folder, by its file's name without the ending."""
+    """Return every complete model in that folder, by its file's name without the ending."""
     try:
         names = [path.name for path in itertools.islice(cache.iterdir(), MAX_ENTRIES) if path.is_file()]
     except OSError:  # not there, or not ours to read

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub by name, and which files of a repository such a name means. Pure."""
+"""Names of models on the Hugging Face hub, and the files of a repository that a name means. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from oallama.core.errors import UsageError
 
 HOSTS = ("hf.co", "huggingface.co")
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
-"""QUANTs of a name without one, the first that is there; else the first model is taken (find_best_model of
-llama.cpp)."""
+"""Preferred QUANTs for a name without one, in order; without any of them, the first model is taken (llama.cpp's
+find_best_model)."""
 
-_ACCESSORIES = ("mmproj", "imatrix", "mtp-")  # in names of GGUF files that go beside a model (llama.cpp)
+_ACCESSORIES = ("mmproj", "imatrix", "mtp-")  # in names of GGUF files that are no models (llama.cpp)
 _WORD = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"({_WORD}/{_WORD})(?::({_WORD}))?")
 _HOST = re.compile(rf"(?:https?://)?(?:{'|'.join(map(re.escape, HOSTS))})/", re.IGNORECASE)
@@ -24,7 +24,7 @@ _QUANT = re.compile(r"[-.]([A-Z0-9_]+)\Z", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """USER/REPO[:QUANT]. quant "": not named."""
+    """A name USER/REPO[:QUANT]. quant "": not named."""
 
     repo: str
     quant: str = ""
@@ -39,7 +39,7 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName:
-    """`USER/REPO[:QUANT]`, with or without hf.co/ before it. Raises ValueError."""
+    """Parse `USER/REPO[:QUANT]`, with or without hf.co/ before it. Raises ValueError."""
     match = _NAME.fullmatch(_HOST.sub("", text.strip(), count=1))
     if match is None or "--" in match[1] or ".." in match[1]:  # which the hub does not allow
         raise ValueError(f"{text!r} is not a hub model; write USER/REPO or USER/REPO:Q4_K_M")
@@ -47,20 +47,20 @@ def parse_hub_name(text: str) -> HubName:
 
 
 def names_the_hub(text: str) -> bool:
-    """Whether a MODEL says that it is one of the hub: hf.co/…"""
+    """Whether a MODEL explicitly names the hub: hf.co/…"""
     return _HOST.match(text) is not None
 
 
 def quant_of(file: str) -> str:
-    """The quantisation that a file's name ends in, in capitals; "" if there is none."""
+    """Return the quantisation at the end of a file's name, in capitals; "" without one."""
     part = _PART.fullmatch(file)
     match = _QUANT.search(part[1] if part else file.removesuffix(".gguf"))
     return match[1].upper() if match else ""
 
 
 def models(files: Iterable[str]) -> list[tuple[str, ...]]:
-    """The models among files of a repository, in order: each its file, or all its parts. A model that lacks a part is
-    left out, as are names that lead out of the repository or have characters that cannot be shown."""
+    """Return the models among a repository's files, in order: each as its file, or all of its parts. Skips models that
+    lack a part, and names that lead out of the repository or have unprintable characters."""
     names = sorted(file for file in files if _is_model(file))
     parts_of: dict[tuple[str, ...], dict[int, str]] = {}
     for name in names:
@@ -79,8 +79,8 @@ def models(files: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def choose(name: HubName, files: Iterable[str]) -> tuple[str, ...]:
-    """The files of the model that a name means, as llama.cpp chooses them: the first in whose path QUANT stands before
-    a dot or a dash, capitals aside. Raises UsageError if there is none."""
+    """Return the files of the model that a name means, by llama.cpp's rule: the first whose path has QUANT before a dot
+    or a dash, in any case. Raises UsageError if no model matches."""
     found = models(files)
     if not found:
         raise UsageError(f"{name.repo} has no GGUF model; name a repository with one, e.g. one that ends in -GGUF")

@@ -1,7 +1,7 @@
 """ollama's store, read only: manifests/HOST/NAMESPACE/MODEL/TAG names, by digest, a GGUF in blobs/.
 
-What a manifest says is checked: an invalid digest, a blob that is missing or cut, and whatever lies outside of the
-store is a fault of that model.
+Manifests are checked: an invalid digest, a missing or truncated blob, and a file outside of the store are faults of
+that model.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
 MODEL_LAYER = "application/vnd.ollama.image.model"
 MAX_MANIFEST_BYTES = 1 << 20
 
-_SERVICE = Path("/usr/share/ollama/.ollama/models")  # of the user that ollama's installer makes on Linux
+_SERVICE = Path("/usr/share/ollama/.ollama/models")  # folder of the user that ollama's installer creates on Linux
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
 class OllamaName:
-    """[HOST/][NAMESPACE/]MODEL[:TAG], with ollama's defaults in place of what is left out."""
+    """A name [HOST/][NAMESPACE/]MODEL[:TAG], with ollama's defaults for missing parts."""
 
     host: str
     namespace: str
@@ -40,25 +40,25 @@ class OllamaName:
     tag: str
 
     def __str__(self) -> str:
-        """The name as short as ollama writes it."""
+        """Return ollama's short form of the name."""
         name = f"{self.model}:{self.tag}"
         if self.host != HOST:
             return f"{self.host}/{self.namespace}/{name}"
         return name if self.namespace == NAMESPACE else f"{self.namespace}/{name}"
 
     def means(self, other: OllamaName) -> bool:
-        """Whether both are the same, capitals aside."""
+        """Whether both are the same, in any case."""
         return str(self).lower() == str(other).lower()
 
 
 def ollama_stores() -> tuple[Path, ...]:
-    """Folders in which ollama keeps models: OLLAMA_MODELS, else the user's folder and its service's."""
+    """Return ollama's model folders: OLLAMA_MODELS, else the user's folder and the service's."""
     named = os.environ.get("OLLAMA_MODELS")
     return (user_path(named),) if named else (user_path("~/.ollama/models"), _SERVICE)
 
 
 def parse_ollama_name(text: str) -> OllamaName | None:
-    """Parse a name; None for what cannot be one."""
+    """Parse a name; None for an invalid name."""
     *before, last = text.split("/")
     model, colon, tag = last.partition(":")
     parts = [*[HOST, NAMESPACE][: 2 - len(before)], *before, model, tag if colon else TAG]
@@ -68,7 +68,7 @@ def parse_ollama_name(text: str) -> OllamaName | None:
 
 
 def ollama_models(store: Path) -> tuple[list[StoredModel], list[Fault]]:
-    """List every model of a store, and those that cannot be used. Models that are no GGUF are in neither."""
+    """Return every model of a store, and the unusable ones. Models without a GGUF are in neither."""
     found, faults = [], []
     for name, manifest in _manifests(store):
         try:
@@ -82,7 +82,7 @@ def ollama_models(store: Path) -> tuple[list[StoredModel], list[Fault]]:
 
 
 def find_in_ollama(text: str, store: Path) -> StoredModel | None:
-    """The model of that name; None if the store has none. Raises ModelFileError for one that cannot be used."""
+    """Return the model of that name; None if the store has none. Raises ModelFileError for an unusable model."""
     wanted = parse_ollama_name(text)
     for name, manifest in _manifests(store) if wanted is not None else ():
         if wanted is not None and name.means(wanted):
@@ -97,7 +97,7 @@ def _manifests(store: Path) -> Iterator[tuple[OllamaName, Path]]:
     root = store / "manifests"
     try:
         paths = sorted(itertools.islice(root.glob("*/*/*/*"), MAX_ENTRIES))
-    except OSError:  # not ours to read
+    except OSError:  # unreadable
         return
     for path in paths:
         parts = path.relative_to(root).parts
@@ -106,7 +106,7 @@ def _manifests(store: Path) -> Iterator[tuple[OllamaName, Path]]:
 
 
 def _blob(store: Path, name: OllamaName, manifest: Path) -> Path | None:
-    """The GGUF that a manifest names; None for a model without one. Raises ModelFileError."""
+    """Return the GGUF in a manifest; None for a model without a GGUF. Raises ModelFileError."""
     again = f"run `ollama pull {name}` again"
     layers = [layer for layer in _layers(store, name, manifest, again) if layer.get("mediaType") == MODEL_LAYER]
     if not layers:
@@ -145,7 +145,7 @@ def _layers(store: Path, name: OllamaName, manifest: Path, again: str) -> list[d
 
 
 def _inside(store: Path, path: Path) -> bool:
-    """Whether it is a regular file that lies in the store, links followed."""
+    """Whether a path, after following links, is a regular file in the store."""
     try:
         return path.is_file() and path.resolve().is_relative_to(store.resolve())
     except OSError:

@@ -1,4 +1,4 @@
-"""Record of a model in a store: names, files, and what is shown of it."""
+"""Record of a model in a store: names, files, and the facts that `oallama list` shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oallama.model.gguf_header import Header, read_header
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """name: what MODEL may be called. store: whose it is. files: the GGUF, or its parts in order."""
+    """name: usable as MODEL. store: the program that downloaded it. files: the GGUF, or its parts in order."""
 
     name: str
     store: str
@@ -32,7 +32,7 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A model of a store that cannot be used, and why, as a sentence."""
+    """An unusable model of a store, and why, as a sentence."""
 
     name: str
     why: str
@@ -40,7 +40,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class DescribedModel:
-    """A model of a store, its bytes, and how its weights are quantised."""
+    """A model of a store, its bytes, and its quantisation."""
 
     model: StoredModel
     n_bytes: int
@@ -48,7 +48,7 @@ class DescribedModel:
 
 
 def described(models: Iterable[StoredModel], faults: Iterable[Fault]) -> tuple[list[DescribedModel], list[Fault]]:
-    """Models with what their headers say, and the faults, those of headers among them."""
+    """Return the models with facts from their headers, and all faults, including those of headers."""
     found, all_faults = [], list(faults)
     for model in models:
         try:
