@@ -129,7 +129,6 @@ class Slicer:
         self._uses = {at: of_step(use, routed[at], problem.step) for at, use in self._uses.items() if at in routed}
         self.pricing = pricing
         self.contexts = BlockContexts(problem, workload)
-        self._options = cache(BlockOptions)
 
     def varied(self, workload: Workload, n_slots: int) -> Slicer:
         """A slicer for another workload and a ring of n_slots slots, which shares the cached tasks of sliced blocks."""
@@ -178,7 +177,8 @@ class Slicer:
         for blocks in filter(None, (self.blocks(placement, together) for together in sets)):
             numbers = {types: number for number, types in enumerate(dict.fromkeys(block.types for block in blocks))}
             kinds, kind_of = list(numbers), [numbers[block.types] for block in blocks]
-            options, modes = self._options(self.pricing, workload, self._streams, n_values), self._modes(kinds)
+            # anew for each placement: blocks of the same matrices share cuts, found in the first one's context
+            options, modes = BlockOptions(self.pricing, workload, self._streams, n_values), self._modes(kinds)
             nothing = [(modes[0].kinds[number], modes[0].kinds[number].all_host) for number in kind_of]
             found, found_mode, budget_limited = self.priced(blocks, nothing), modes[0], False
             most_cg: list[int | None] = [None] * len(kinds)

@@ -24,6 +24,7 @@ QUICK = (
     "pc+rtx3060-12/gpt-oss-20b:MXFP4:12/vram=3GiB/experts",
     "pc+rtx3060-12/moe-2.7b:Q8_0/vram=2GiB/oato",
     "pc+rtx3060-12/qwen3-30b-a3b:Q4_0:12/vram=4GiB/auto",
+    "pc+rtx5090/llama-3.3-70b/vram=40GiB/scheinfer",
 )
 """Of every policy and setting something, a few seconds together. The whole corpus: scripts/plan_corpus.py compare."""
 
