@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 import pytest
+from devices import REAL
 from e2e.described_card import slow_cpu_fast_card
 from e2e.forced import ffn, forced
-from e2e.logits import REAL
 from gguf_factory import write_llama_shape
 from processes import COMMAND, PATIENCE_S, here, must_end, until
 from seeds import ALL
