@@ -64,16 +64,17 @@ def activation_bytes(run: tuple[tuple[ComputedBlock, ...], ...], n_tokens: int, 
     for phase in run:
         sides: tuple[list[_Node], ...] = ([], [], [], [])  # GG, packed rows, CG, CG'
         results: list[_Node] = []
-        there = 0  # tokens of the input that the block before has had sent
+        n_there = 0  # tokens of the input that were sent for the blocks before
         for part in phase:
             if part.hot is not None:
                 graph.sent += _sent_hot_bytes(part, part.hot, n_tokens)
                 results += _compute_hot(part, part.hot, n_tokens, sides)
                 continue
             if part.block.behind != "input":
-                there = 0
-            graph.sent += _sent_bytes(part, n_tokens, n_g, there)
-            there = max(there, _n_read(part, n_tokens, n_g))
+                n_there = 0
+            n_read = _at_once(part.block, n_tokens) if part.gg + part.cg else n_g
+            graph.sent += _sent_bytes(part, n_tokens, n_g, n_read, sends_input=n_read > n_there)
+            n_there = max(n_there, n_read)
             results += _compute(part, n_tokens, n_g, sides)
         for side in sides:
             graph.nodes += side
@@ -85,20 +86,14 @@ def activation_bytes(run: tuple[tuple[ComputedBlock, ...], ...], n_tokens: int, 
     return graph.bytes()
 
 
-def _n_read(part: ComputedBlock, n_tokens: int, n_g: int) -> int:
-    """Tokens of which the device reads the input."""
-    return _at_once(part.block, n_tokens) if part.gg + part.cg else n_g
-
-
-def _sent_bytes(part: ComputedBlock, n_tokens: int, n_g: int, there: int) -> int:
-    """Bytes of what is sent before anything is computed. there: tokens of the input that are sent in any case; where
-    they are too few all are sent anew."""
-    n_read = _n_read(part, n_tokens, n_g)
+def _sent_bytes(part: ComputedBlock, n_tokens: int, n_g: int, n_read: int, sends_input: bool) -> int:
+    """Bytes that are sent before the device computes. n_read: tokens whose input the device reads. sends_input: whether
+    the input of all these is sent, as fewer were sent for the blocks before."""
     block, n_tokens = part.block, _at_once(part.block, n_tokens)
     elements = part.gg + part.cg
     biases = block.biases_each * (elements + part.late)
     weights = block.summed * n_read if block.n_summed(n_tokens) > 1 else 0
-    inputs = block.sent * n_read if n_read > there else 0
+    inputs = block.sent * n_read if sends_input else 0
     if part.resident:
         cc = part.on_host if elements else 0  # whole rows go where they belong
         host_rows = block.returned_each * cc * (n_tokens - (n_g if part.late else 0))

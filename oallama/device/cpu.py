@@ -25,11 +25,11 @@ def default_threads(root: Path = Path("/")) -> int:
 def thread_counts(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> tuple[int, ...]:
     """Return thread counts worth trying: the physical cores of the fastest kind, then of the two fastest kinds, and so
     on, within the container's quota. One count if all cores are alike. allowed: as allowed_cpus returns it."""
-    counts, n = [], 0
+    counts, n, most = [], 0, most_cpus(root)
     for kind in core_kinds(root, allowed_cpus() if allowed is None else allowed):
         n += len({_core(root, cpu) for cpu in kind})
         counts.append(n)
-    return tuple(sorted({int(min(count, most_cpus(root))) for count in counts}))
+    return tuple(sorted({int(min(count, most)) for count in counts}))
 
 
 def core_kinds(root: Path, allowed: Iterable[int]) -> tuple[tuple[int, ...], ...]:

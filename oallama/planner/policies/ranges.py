@@ -125,7 +125,7 @@ class _Splits:
         self._stride = max(1, problem.graph.n_layer // FIRST_STRIDE)
         self._problems = cache(partial(problem_in, problem))
         streaming = StreamSettings(prefetch=asked.rules.prefetch)
-        self._on = cache(lambda device: pricing_of(problem.devices[device], streaming))
+        self._pricing = cache(lambda device: pricing_of(problem.devices[device], streaming))
 
     def __call__(self, ranges: WholeRanges, memories: Sequence[DeviceMemory]) -> Placement:
         @cache
@@ -176,7 +176,7 @@ class _Splits:
         budget = MemoryBudget(
             asked, asked.workload, costs_of(part, asked.workload, asked.phase),
             memory.of_layers(min(window[1], n_layer) - min(window[0], n_layer)),
-            cache(lambda workload, **may: Slicer(part, workload, self._on(device), **may)),
+            cache(lambda workload, **may: Slicer(part, workload, self._pricing(device), **may)),
             may_be_bare=window[0] == 0, has_all_layers=window[0] > 0,
         )  # fmt: skip
         found = [
