@@ -1,5 +1,5 @@
-"""What tuning measures for each class of workloads: configurations of stock llama.cpp, and plans, as few as serve all
-classes."""
+"""Chooses what tuning measures for each class of workloads: configurations of stock llama.cpp, and the fewest plans
+that serve all classes."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Candidates:
         return {name: plan.to_json() for name, plan in self._plans.items()}
 
     def of(self, kind: WorkloadClass) -> ClassResult:
-        """What to measure for a class. Plans come in this order: those near the best, those that serve most classes,
-        the fastest by prediction."""
+        """Return the measurements to make for a class. Plans come in this order: those near the best, those that serve
+        most classes, the fastest by prediction."""
         workload, fit = self._workloads[kind], self._fits[kind] or UNKNOWN
         stock = self._stock(kind)
         best_s = min(each.total_s for each in stock)

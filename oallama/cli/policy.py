@@ -128,7 +128,7 @@ def _limits(options: Options) -> list[str]:
 
 
 def whole_layers(placer: Placer, n_gpu_layers: int, workload: Workload) -> Plan:
-    """Return the plan of llama.cpp's -ngl: the last layers whole, of which the output counts as the last.
+    """Return the plan of llama.cpp's -ngl: the last layers whole; the output counts as a layer, the last.
 
     Raises DoesNotFit.
     """

@@ -126,7 +126,7 @@ def command(
 
 
 def _model_and_plan(files: Sequence[str], model: str | None) -> tuple[str | None, str | None]:
-    """Return (MODEL, PLAN), one of which may be missing. Raises UsageError for two of a kind, or none."""
+    """Return (MODEL, PLAN), None for a missing one. Raises UsageError if both are missing or one is given twice."""
     plans = [file for file in files if file.endswith(".json")]
     models = [file for file in (*files, model) if file is not None and file not in plans]
     if len(plans) > 1 or len(models) > 1 or not plans + models:

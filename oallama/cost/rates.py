@@ -42,7 +42,7 @@ class TransferRates:
         return max(0.0, self.split_s - self.launch_issue_s)
 
     def seconds(self, moved: DeviceCopies, n_tokens: int, n_outputs: int) -> float:
-        """Seconds of these copies in one pass over n_tokens tokens, n_outputs of which give logits."""
+        """Seconds of these copies in one pass over n_tokens tokens with logits of n_outputs of them."""
         return (
             moved.device_splits * self.split_s
             + moved.copies_in * self.copy_in.alpha_s

@@ -39,8 +39,9 @@ _PARALLEL_FFN = frozenset({"falcon", "command-r", "cohere2", "cohere2moe", "plam
 """Attention and FFN both read the layer's input, and the sum of the two is built FFN first: attn_output runs last."""
 
 _RESIDUAL_BETWEEN = frozenset({"command-r", "cohere2", "cohere2moe"})
-"""Those of them that add the residual to the FFN's result before attn_output runs. By name: no tensor and no key tells
-in which order llama.cpp adds, and a no_alloc load shows no graph. tests/golden/test_operator_graphs.py compares."""
+"""The parallel architectures that add the residual to the FFN's result before attn_output runs. By name: no tensor and
+no key tells in which order llama.cpp adds, and a no_alloc load shows no graph. tests/golden/test_operator_graphs.py
+compares."""
 
 _HEADS = frozenset({"attn_qkv", "attn_q", "attn_k", "attn_v"})
 

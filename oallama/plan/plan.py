@@ -1,6 +1,6 @@
 """The plan: for every operator where it is stored and computed (gg + cg + cc = 1), as a record and as a file.
 
-Versions of the file (`"version"`), all of which can be read:
+Readable versions of the file (`"version"`):
   1  the first. Default values are omitted: `layout` and `hot_experts` of an operator; `n_ubatch`, `n_outputs` and
      `step` of the workload (one token per decode step); `streaming` (n_slots, prefetch, kept_twice, piece_bytes,
      link_bytes_per_s, ring_bytes, exchange), `attention` (flash_attn, type_k, type_v), `notes` (sentences of the

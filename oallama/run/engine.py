@@ -85,7 +85,7 @@ class Engine:
         self.model, self.plan, self.warnings = model, plan, tuple(warnings)
         self.device, self.attention = stock_device(plan), plan.attention
         self.split_stats: SplitRun | None = None
-        """What the split back end did for the last answer; None without split operators."""
+        """Statistics of the split back end for the last answer; None without split operators."""
         self._operators, self._on_expert_counts, self.has_template = operators, on_expert_counts, chats
         self._keeper, self._is_closed = Keeper(), False
         try:

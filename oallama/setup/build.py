@@ -68,7 +68,7 @@ _FLAGS = (
 
 @dataclass(frozen=True)
 class Variant:
-    """What to build: the GPU back end, and the CPU layouts (ggml buffer types) that are not built out."""
+    """A build: its GPU back end, and which optional CPU layouts (ggml buffer types) it has."""
 
     backend: GpuBackend
     amx: bool = True

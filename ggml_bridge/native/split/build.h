@@ -35,8 +35,8 @@ struct Build {
     std::array<std::vector<ggml_tensor *>, n_sides> device_nodes;
     std::vector<ggml_tensor *>                      lift_nodes; // what makes results whole in device memory
 
-    // Of the weights that the phase streams: the ids that choose the experts to copy (NULL: copy all), and the number
-    // of experts of each weight.
+    // The ids that choose which experts of the streamed weights are copied (NULL: all), and the number of experts of
+    // each weight.
     const ggml_tensor * chosen_by = nullptr;
     int64_t             n_expert  = 0;
 

@@ -16,8 +16,8 @@
 // ggml asks operation by operation before there is a graph, with the plan's cuts; and by find_values, for each node of
 // a sub-graph, with the cuts as loaded.
 //
-// Of the last n_g tokens of an axis_0 or partial value the device computes all elements: CG' are those that the host
-// computes of the other tokens.
+// The device computes all elements of the last n_g tokens of an axis_0 or partial value; those that the host computes
+// of the other tokens are CG' there.
 //
 // The host side of an axis_0 value is packed at the front of the memory that llama.cpp gave the original. If the whole
 // value is wanted, its rows move to their places when the phase ends.

@@ -62,7 +62,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What a policy proposes placements from: prices of the workload, and the device's memory."""
+    """The inputs of a policy: prices of the workload, and the device's memory."""
 
     request: Request
     workload: Workload  # its micro-batch may be smaller than the requested one
