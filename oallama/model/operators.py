@@ -45,11 +45,14 @@ compares."""
 
 _HEADS = frozenset({"attn_qkv", "attn_q", "attn_k", "attn_v"})
 
-_BEFORE_ATTN_OUTPUT = {
-    "smallthinker": ("ffn_gate_inp",),
-    "arctic": ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
+_EARLIER = {
+    "smallthinker": ("attn_output", ("ffn_gate_inp",)),
+    "arctic": ("attn_output", ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")),
+    "glm5-next": ("attn_q_b", ("indexer.attn_q_b", "indexer.proj")),
+    "qwen4exp": ("attn_q", ("indexer.q_proj",)),
 }
-"""Routers and experts that read the layer's input, not what attention makes of it."""
+"""(a role, the roles that run right before it and elsewhere later): routers and experts that read the layer's input, not
+what attention makes of it; queries of sparse attention whose positions are chosen before attention's own queries."""
 
 _INPUT_F32 = {"mistral4": ("ffn_down_exps",)}
 """Mul-mats whose input exceeds F16's range: ggml_prec_set_src(…, GGML_PREC_F32, 1) in llama.cpp."""
@@ -132,8 +135,8 @@ def _graph_position(gguf: GgufFile, role: TensorRole, layer_roles: set[str]) -> 
         place = LAYER_ORDER["attn_v"] - 0.5
     elif role.role == "attn_output" and _output_after_ffn(gguf):
         place = len(LAYER_ORDER)
-    elif role.role in _BEFORE_ATTN_OUTPUT.get(gguf.arch, ()):
-        place = LAYER_ORDER["attn_output"] - 1 + place / len(LAYER_ORDER)
+    elif gguf.arch in _EARLIER and role.role in _EARLIER[gguf.arch][1]:
+        place = LAYER_ORDER[_EARLIER[gguf.arch][0]] - 1 + place / len(LAYER_ORDER)
     return (1 if role.side == "enc" else 2, role.layer, place)
 
 
