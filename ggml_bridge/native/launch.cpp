@@ -106,11 +106,11 @@ std::unique_ptr<GraphTimer> new_boundary(ggml_backend_dev_t device, int64_t n_by
     timer->graph_ctx              = new_context(n_nodes, n_nodes);
     ggml_context *          ctx   = timer->graph_ctx.get();
     ggml_cgraph *           graph = new_graph(ctx, n_nodes);
-    std::set<ggml_tensor *> there;
+    std::set<ggml_tensor *> on_device;
     for (int64_t i = 0; i <= n_excursions; i++) {
         if (i > 0) {
             node = ggml_scale(ctx, node, 1.0F);
-            there.insert(node);
+            on_device.insert(node);
         }
         node = ggml_scale(ctx, node, 1.0F);
         ggml_build_forward_expand(graph, node);
@@ -120,7 +120,7 @@ std::unique_ptr<GraphTimer> new_boundary(ggml_backend_dev_t device, int64_t n_by
     }
     Session & session = timer->session;
     session.set_graph(graph, [&](ggml_tensor * tensor) {
-        return there.count(tensor) > 0 && !on_cpu ? session.device_backend() : session.cpu_backend();
+        return on_device.count(tensor) > 0 && !on_cpu ? session.device_backend() : session.cpu_backend();
     });
     session.compute();
     return timer;

@@ -151,14 +151,14 @@ void check_small_copies() {
     copies.copied(&first.sent);
     check(copies.due() == Time::max(), "nothing is known of what comes after it");
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    copies.copied(&second.lifted);
-    check(copies.due() == Time::max() && copies.is_last(second.lifted), "nor of what comes after the second");
+    copies.copied(&second.results_sent);
+    check(copies.due() == Time::max() && copies.is_last(second.results_sent), "nor of what comes after the second");
     const Time begun = Clock::now();
     copies.copied(&first.sent);
     check(copies.due() >= begun + std::chrono::milliseconds(2), "it is due when as much time has passed again");
     copies.copied(nullptr);
     check(copies.due() == Time::min(), "a copy that is about to be made may come at any moment");
-    copies.copied(&second.lifted);
+    copies.copied(&second.results_sent);
     copies.forget();
     check(copies.due() == Time::min(), "what is forgotten says nothing");
 }

@@ -33,7 +33,7 @@ struct Build {
 
     // Nodes of the device's graph in the present phase: results of GG, CG and CG', and their sums.
     std::array<std::vector<ggml_tensor *>, n_sides> device_nodes;
-    std::vector<ggml_tensor *>                      lift_nodes; // what makes results whole in device memory
+    std::vector<ggml_tensor *>                      join_nodes; // what makes results whole in device memory
 
     // The ids that choose which experts of the streamed weights are copied (NULL: all), and the number of experts of
     // each weight.

@@ -12,7 +12,7 @@ void ResidentBuilder::make_sum(int node, ggml_tensor * host, ggml_tensor * devic
                                    static_cast<size_t>(tokens.first) * to->nb[tokens.dim]);
     }
     if (host != nullptr) {
-        build_.phase.lifts.push_back({host, to});
+        build_.phase.host_results.push_back({host, to});
     }
     if (device != nullptr) {
         write(host == nullptr ? ggml_cpy(build_.ctx(), device, to) : ggml_add_inplace(build_.ctx(), to, device));
@@ -35,18 +35,18 @@ void ResidentBuilder::put(int node, const Value & v, Side side) {
     if (side != side_host) {
         write(ggml_cpy(build_.ctx(), ggml_reshape_2d(build_.ctx(), from, count, n), to));
     } else if (count == v.extent || n == 1) {
-        build_.phase.lifts.push_back({from, to});
+        build_.phase.host_results.push_back({from, to});
     } else {
         ggml_tensor * sent = ggml_new_tensor_2d(build_.ctx(), out->type, count, n);
         keep_sent(sent);
-        build_.phase.lifts.push_back({from, sent});
+        build_.phase.host_results.push_back({from, sent});
         write(ggml_cpy(build_.ctx(), sent, to));
     }
 }
 
 void ResidentBuilder::write(ggml_tensor * node) {
     build_.program.views.push_back(node);
-    build_.lift_nodes.push_back(node);
+    build_.join_nodes.push_back(node);
 }
 
 } // namespace oallama

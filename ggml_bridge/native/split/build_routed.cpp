@@ -22,14 +22,14 @@ ggml_tensor * read_again(ggml_tensor * tensor) {
 } // namespace
 
 void RoutedBuilder::emit_rows(int i) {
-    const ggml_tensor * node    = build_.graph->nodes[i];
-    const Value &       v       = build_.value(i);
-    Routed &            routed  = routing_of(is_mul_mat(node->op) ? i : v.routed_by);
-    const int64_t       host[]  = {node->ne[0], 1, routed.n_rows, 1};
-    const bool          packed  = routed.n_most > 0;
-    const int64_t       there[] = {node->ne[0], packed ? 1 : routed.n_device, packed ? routed.n_most : node->ne[2], 1};
+    const ggml_tensor * node     = build_.graph->nodes[i];
+    const Value &       v        = build_.value(i);
+    Routed &            routed   = routing_of(is_mul_mat(node->op) ? i : v.routed_by);
+    const int64_t       host[]   = {node->ne[0], 1, routed.n_rows, 1};
+    const bool          packed   = routed.n_most > 0;
+    const int64_t       device[] = {node->ne[0], packed ? 1 : routed.n_device, packed ? routed.n_most : node->ne[2], 1};
     for (const Side side : {side_host, side_device}) {
-        ggml_tensor * out = build_.copy_header(node, side == side_host ? host : there);
+        ggml_tensor * out = build_.copy_header(node, side == side_host ? host : device);
         ggml_tensor * ids = side == side_host ? routed.host_ids : routed.device_ids;
         if (is_mul_mat(node->op)) {
             out->src[0] = weight_of(node->src[0])->part(side).tensor;
@@ -89,18 +89,18 @@ void RoutedBuilder::emit_view(int i) {
 }
 
 void RoutedBuilder::emit_sum(int i) {
-    const Value & v      = build_.value(i);
-    const int     rows   = build_.inside(v.weighting, 0);
-    Routed &      routed = routing_of(build_.value(rows).routed_by);
-    routed.weighted      = true;
-    routed.weighting     = build_.source_of(v.weighting, 1);
-    ggml_tensor * there  = build_.side_of(rows, side_device);
-    const bool    packed = routed.n_most > 0;
-    const bool    summed = !packed && (build_.program.resident ||
-                                       are_many(there, build_.graph->nodes[build_.value(rows).routed_by]->src[0]));
+    const Value & v           = build_.value(i);
+    const int     rows        = build_.inside(v.weighting, 0);
+    Routed &      routed      = routing_of(build_.value(rows).routed_by);
+    routed.weighted           = true;
+    routed.weighting          = build_.source_of(v.weighting, 1);
+    ggml_tensor * device_part = build_.side_of(rows, side_device);
+    const bool    packed      = routed.n_most > 0;
+    const bool summed = !packed && (build_.program.resident ||
+                                    are_many(device_part, build_.graph->nodes[build_.value(rows).routed_by]->src[0]));
     if (summed) {
-        there = device_sum(routed, there);
-        build_.device_nodes[side_device].push_back(there);
+        device_part = device_sum(routed, device_part);
+        build_.device_nodes[side_device].push_back(device_part);
     }
     const ggml_tensor * node = build_.graph->nodes[i];
     ggml_tensor *       own  = build_.program.resident
@@ -108,10 +108,10 @@ void RoutedBuilder::emit_sum(int i) {
                                    : nullptr;
     if (own != nullptr && summed) {
         build_.phase.sums.push_back({build_.side_of(rows, side_host), own, number_of(routed)});
-        resident_.make_sum(i, own, there, {});
+        resident_.make_sum(i, own, device_part, {});
         return;
     }
-    fetch_rows(i, Download::Join::sum, there, routed, own);
+    fetch_rows(i, Download::Join::sum, device_part, routed, own);
     build_.phase.downloads.back().host_rows = build_.side_of(rows, side_host);
     build_.phase.downloads.back().summed    = summed;
 }
@@ -229,12 +229,12 @@ ggml_tensor * RoutedBuilder::numbers(Routed & routed, Upload::What what, int dim
 
 ggml_tensor * RoutedBuilder::device_biases(Routed & routed, int i) {
     const ggml_tensor * biases = build_.graph->nodes[i]->src[1];
-    ggml_tensor *       there =
+    ggml_tensor *       sent =
         send(Upload::What::biases,
              ggml_new_tensor_2d(build_.ctx(), GGML_TYPE_F32, biases->ne[0], routed.weights.front()->n_slots()), routed,
              {{i, 1}});
     build_.phase.uploads.back().biases = biases;
-    return there;
+    return sent;
 }
 
 ggml_tensor * RoutedBuilder::send(Upload::What what, ggml_tensor * tensor, const Routed & routed, Source source) {
@@ -280,26 +280,26 @@ ggml_tensor * RoutedBuilder::device_sum(Routed & routed, ggml_tensor * rows) {
     return sum;
 }
 
-void RoutedBuilder::fetch_rows(int i, Download::Join how, ggml_tensor * there, const Routed & routed,
+void RoutedBuilder::fetch_rows(int i, Download::Join how, ggml_tensor * rows, const Routed & routed,
                                ggml_tensor * whole) {
     Download download = {};
-    download.tensor   = there;
+    download.tensor   = rows;
     download.node     = i;
     download.join     = how;
-    download.n_rows   = there->ne[1] * there->ne[2];
+    download.n_rows   = rows->ne[1] * rows->ne[2];
     download.packed   = routed.n_most > 0;
     if (download.packed && how == Download::Join::rows) {
         download.staging = build_.program.host_bytes;
-        build_.program.host_bytes += static_cast<size_t>(routed.n_rows) * there->nb[2];
+        build_.program.host_bytes += static_cast<size_t>(routed.n_rows) * rows->nb[2];
     } else if (!download.packed) {
-        download.staging = build_.take_staging(there);
+        download.staging = build_.take_staging(rows);
     }
     download.routed = number_of(routed);
     download.to     = whole;
     if (whole != nullptr) {
-        build_.phase.lifts.push_back({whole, build_.whole_on_device(build_.graph->nodes[i], {i, -1})});
+        build_.phase.host_results.push_back({whole, build_.whole_on_device(build_.graph->nodes[i], {i, -1})});
     }
-    ggml_set_output(there);
+    ggml_set_output(rows);
     build_.phase.downloads.push_back(download);
 }
 

@@ -4,7 +4,7 @@
 
 namespace oallama {
 
-void Turns::forget_copies() {
+void CopyState::forget_copies() {
     small_copies.forget();
     last_phase = nullptr;
 }
@@ -59,12 +59,12 @@ void DeviceSide::place_biases(Program & program) {
                 return held->biases == upload.biases && held->table == table;
             });
             if (known != slot_biases_.end()) {
-                upload.there = known->get();
+                upload.slots = known->get();
             } else {
                 slot_biases_.push_back(new_biases(upload, table));
-                upload.there = slot_biases_.back().get();
+                upload.slots = slot_biases_.back().get();
             }
-            upload.tensor->buffer = upload.there->buffer.get();
+            upload.tensor->buffer = upload.slots->buffer.get();
             upload.tensor->data   = ggml_backend_buffer_get_base(upload.tensor->buffer);
         }
     }
@@ -124,8 +124,8 @@ bool DeviceSide::mark() {
 }
 
 void DeviceSide::ask_ahead(Time until, int64_t n_tokens) {
-    if (streams() && n_tokens == turns.streamed) {
-        stream_->prefetch(turns.slot, n_tokens, until);
+    if (streams() && n_tokens == copy_state.streamed) {
+        stream_->prefetch(copy_state.slot, n_tokens, until);
     }
     if (exchange_) {
         exchange_->go_on(until);
@@ -134,9 +134,9 @@ void DeviceSide::ask_ahead(Time until, int64_t n_tokens) {
 
 // The device has been given what it computes between two phases: until it has done that, nothing is sent to it.
 void DeviceSide::computes_input(int64_t n_tokens) {
-    SmallCopies & copies = turns.small_copies;
-    Phase *       last   = turns.last_phase;
-    if (last == nullptr || last->pacing.feeds_device || copies.is_last(last->pacing.lifted)) {
+    SmallCopies & copies = copy_state.small_copies;
+    Phase *       last   = copy_state.last_phase;
+    if (last == nullptr || last->pacing.feeds_device || copies.is_last(last->pacing.results_sent)) {
         return; // or computes with what was there already
     }
     copies.forget(); // the first time: it has gone on for longer, until llama.cpp had sent the result

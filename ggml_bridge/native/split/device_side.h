@@ -14,7 +14,7 @@
 namespace oallama {
 
 // State from one phase to the next: which copies of weights may be requested now.
-struct Turns {
+struct CopyState {
     SmallCopies small_copies;         // to the device
     Phase *     last_phase = nullptr; // the phase that ended last, until the next one is launched
     size_t      slot       = no_slot; // the slot with which the device computes
@@ -76,7 +76,7 @@ class DeviceSide {
     // Called when llama.cpp waits for an input that the device was given to compute.
     void computes_input(int64_t n_tokens);
 
-    Turns turns;
+    CopyState copy_state;
 
   private:
     void                        place_biases(Program & program);

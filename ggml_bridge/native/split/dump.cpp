@@ -34,16 +34,17 @@ template <typename Copies, typename BytesOf> std::string copies(const Copies & o
 }
 
 std::string dump_phase(size_t number, const Phase & phase) {
-    const auto n_lifted = phase.device_end - phase.lift_begin;
+    const auto n_join = phase.device_end - phase.join_begin;
     return format("phase %zu: ", number) + "inputs " +
            copies(phase.inputs, [](const Input & one) { return one.bytes; }) + ", uploads " +
            copies(phase.uploads, [](const Upload & one) { return ggml_nbytes(one.tensor); }) + ", streamed " +
            copies(phase.streamed, [](const Streamed & one) { return ggml_nbytes(one.tensor); }) +
-           format(", host nodes %d, device nodes %d + %d routed + %d streamed + %d lifted, ",
+           format(", host nodes %d, device nodes %d + %d routed + %d streamed + %d join, ",
                   phase.host_end - phase.host_begin, phase.launches_begin - phase.device_begin,
-                  phase.stream_begin - phase.launches_begin, phase.lift_begin - phase.stream_begin, n_lifted) +
+                  phase.stream_begin - phase.launches_begin, phase.join_begin - phase.stream_begin, n_join) +
            "downloads " + copies(phase.downloads, [](const Download & one) { return ggml_nbytes(one.tensor); }) +
-           ", lifts " + copies(phase.lifts, [](const Lift & one) { return ggml_nbytes(one.to); }) + "\n";
+           ", host results " + copies(phase.host_results, [](const HostResult & one) { return ggml_nbytes(one.to); }) +
+           "\n";
 }
 
 std::string dump_node(int number, const ggml_tensor * node, const Value & v) {

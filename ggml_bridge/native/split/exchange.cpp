@@ -80,7 +80,7 @@ bool Exchange::ask(Copy & copy, Time until, bool whole) {
         return false;
     }
     stream_.mark(copy.event.get());
-    copy.there = eager_ ? Time::min() : stream_.idle();
+    copy.ends = eager_ ? Time::min() : stream_.idle();
     return true;
 }
 
@@ -104,7 +104,7 @@ void Exchange::receive(const std::shared_ptr<ExpertTable> & table) {
                due_.end()); // no slot that is computed with is overwritten
     for (size_t i = 0; i < coming_.size();) {
         Copy & copy = coming_[i];
-        if (copy.table != table || Clock::now() < copy.there) {
+        if (copy.table != table || Clock::now() < copy.ends) {
             i++;
             continue;
         }

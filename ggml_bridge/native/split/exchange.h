@@ -70,7 +70,7 @@ class Exchange {
         EventPtr                     event;      // behind its bytes; NULL: the device has no events
         size_t                       weight = 0; // the first of which not all is asked for
         size_t                       at     = 0; // bytes of it that are
-        Time                         there;      // when the link is expected to have copied all of it
+        Time                         ends;       // when the link is expected to have copied all of it
     };
 
     EventPtr new_event();

@@ -847,8 +847,8 @@ LoadedPlan & loaded_of(const oallama_plan * plan) {
     return *plan->loaded;
 }
 
-void require_room(bool there) {
-    require(there, "room for the result is needed");
+void require_room(bool given) {
+    require(given, "room for the result is needed");
 }
 
 } // namespace

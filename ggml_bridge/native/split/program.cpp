@@ -91,7 +91,7 @@ class Builder {
             out->src[s] = build_.mirrored_on_host(i, s);
         }
         if (build_.program.resident) {
-            build_.phase.lifts.push_back({build_.stage(out), build_.whole_on_device(node, {i, -1})});
+            build_.phase.host_results.push_back({build_.stage(out), build_.whole_on_device(node, {i, -1})});
         } else {
             build_.bind(out, {i, -1}, node);
         }
@@ -120,8 +120,8 @@ class Builder {
         }
         // one behind the other, so that hidden values of both are not there at the same time
         expand(build_.device_nodes[side_stream]);
-        phase.lift_begin = expand(build_.device_nodes[side_prime]);
-        phase.device_end = expand(build_.lift_nodes);
+        phase.join_begin = expand(build_.device_nodes[side_prime]);
+        phase.device_end = expand(build_.join_nodes);
         phase.host_end   = ggml_graph_n_nodes(program.host_graph);
         phase.routed     = build_.chosen_by != nullptr;
         phase.n_used     = phase.routed ? build_.chosen_by->ne[0] : 0;

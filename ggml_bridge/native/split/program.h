@@ -62,7 +62,7 @@ struct Staged {
 };
 
 // A host result that is sent to the device when a phase ends.
-struct Lift {
+struct HostResult {
     ggml_tensor * from;
     ggml_tensor * to;
 };
@@ -103,7 +103,7 @@ struct Upload {
     int64_t       first_row;
     bool          packed; // contiguous and whole rows: may be sent from where it is
     int           routed; // which of the phase's routings
-    SlotBiases *  there;  // of biases: their memory on the device
+    SlotBiases *  slots;  // of biases: their memory on the device
 
     const ggml_tensor * biases; // of all experts, llama.cpp's
 };
@@ -131,7 +131,7 @@ struct Download {
     size_t        staging;     // bytes into the host's memory
     int           routed;      // which of the phase's routings says what belongs where; of rows and sum
     ggml_tensor * host_rows;   // of a sum
-    ggml_tensor * to;          // host tensor that is lifted to the node's device memory; NULL: the node itself
+    ggml_tensor * to;          // host tensor that is results_sent to the node's device memory; NULL: the node itself
     bool          summed;      // already added up on the device
     bool          packed;      // rows, fetched launch by launch; of a sum, after the host's rows
 };
@@ -200,27 +200,27 @@ struct Streamed {
 };
 
 struct Phase {
-    std::vector<Input>    inputs;
-    std::vector<Upload>   uploads;
-    std::vector<Download> downloads;
-    std::vector<HostSum>  sums;
-    std::vector<Lift>     lifts; // only where llama.cpp's tensors are in device memory, as inputs
-    std::vector<Streamed> streamed;
-    std::vector<Routed>   routings;
-    std::vector<Counted>  counted;
-    StreamBlock *         block = nullptr; // of the streamed weights; NULL: none
-    Source                ids;             // which experts are used, where routed
-    bool                  routed = false;  // only the experts that are used are streamed
-    int64_t               n_used = 0;      // of each token, where routed
-    CopyPacing            pacing;
-    double                row_s    = 0.0; // recent mean seconds of a routed row on the host; 0: not known
-    double                device_s = 0.0; // recent mean seconds of its routed rows on the device, without copies
-    int64_t               n_sums   = 0;   // number of sums that the host has sent for the device to add
-    std::vector<double>   both_s;         // seconds until both sides end a token, by rows of the host; 0: not known
+    std::vector<Input>      inputs;
+    std::vector<Upload>     uploads;
+    std::vector<Download>   downloads;
+    std::vector<HostSum>    sums;
+    std::vector<HostResult> host_results; // only where llama.cpp's tensors are in device memory, as inputs
+    std::vector<Streamed>   streamed;
+    std::vector<Routed>     routings;
+    std::vector<Counted>    counted;
+    StreamBlock *           block = nullptr; // of the streamed weights; NULL: none
+    Source                  ids;             // which experts are used, where routed
+    bool                    routed = false;  // only the experts that are used are streamed
+    int64_t                 n_used = 0;      // of each token, where routed
+    CopyPacing              pacing;
+    double                  row_s    = 0.0; // recent mean seconds of a routed row on the host; 0: not known
+    double                  device_s = 0.0; // recent mean seconds of its routed rows on the device, without copies
+    int64_t                 n_sums   = 0;   // number of sums that the host has sent for the device to add
+    std::vector<double>     both_s;         // seconds until both sides end a token, by rows of the host; 0: not known
     int device_begin   = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
     int launches_begin = 0; // of these, of packed rows, one routing after the other
     int stream_begin   = 0;
-    int lift_begin     = 0; // nodes that make results whole in device memory, up to device_end
+    int join_begin     = 0; // nodes that make results whole in device memory, up to device_end
     int device_end     = 0;
     int host_begin     = 0; // nodes of the host graph
     int host_end       = 0;

@@ -33,7 +33,7 @@ Program & SplitBackend::find(const ggml_cgraph * graph, ggml_backend_dev_t memor
     size_t slot = 0;
     if (const ggml_tensor * weight = first_streamed(graph); weight != nullptr) {
         const DeviceSide * side = side_of(device_of(weight));
-        slot                    = side == nullptr ? 0 : foreseen ? side->turns.foreseen : side->next_slot();
+        slot                    = side == nullptr ? 0 : foreseen ? side->copy_state.foreseen : side->next_slot();
         signature_.push_back(slot);
     }
     const auto known = programs_.find(signature_);
@@ -73,7 +73,7 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
 }
 
 void SplitBackend::forget_programs_on(DeviceSide & side) {
-    side.turns.forget_copies();
+    side.copy_state.forget_copies();
     for (auto known = programs_.begin(); known != programs_.end();) {
         known = known->second->device == side.device() ? programs_.erase(known) : std::next(known);
     }
@@ -81,7 +81,7 @@ void SplitBackend::forget_programs_on(DeviceSide & side) {
 
 void SplitBackend::forget() {
     for (const auto & side : sides_) {
-        side->turns.forget_copies();
+        side->copy_state.forget_copies();
     }
     programs_.clear();
 }
@@ -157,15 +157,15 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
     }
     if (!std::exchange(preparing_, true)) {
         for (const auto & side : sides_) {
-            side->turns.foreseen = side->next_slot();
+            side->copy_state.foreseen = side->next_slot();
         }
     }
     Program & program = find(graph, memory, /*foreseen=*/true);
     program.prepared  = true;
     for (const Phase & phase : program.phases) {
         if (phase.block != nullptr) {
-            DeviceSide & side   = *side_of(program.device);
-            side.turns.foreseen = side.stream().slot_after(side.turns.foreseen);
+            DeviceSide & side        = *side_of(program.device);
+            side.copy_state.foreseen = side.stream().slot_after(side.copy_state.foreseen);
         }
     }
     if (params == nullptr || params->add_alloc_dep == nullptr || program.device == nullptr) {
@@ -204,7 +204,7 @@ void SplitBackend::computes_input(ggml_backend_dev_t device) {
 Time SplitBackend::due(const Phase & phase) const {
     const int64_t n_rows = n_host_rows(phase);
     if (phase.routings.empty() || (n_rows > 0 && phase.row_s == 0.0)) {
-        return side_->turns.small_copies.due();
+        return side_->copy_state.small_copies.due();
     }
     return Clock::now() + to_duration(static_cast<double>(n_rows) * phase.row_s);
 }
@@ -299,7 +299,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             for (const HostSum & sum : phase.sums) {
                 sum_rows(host_, batches_[static_cast<size_t>(sum.routed)], sum);
             }
-            lift(program, phase);
+            join_on_device(program, phase);
             took[3] += watch.lap(stats().join_ns);
         }
         if (on_device) {
@@ -310,17 +310,17 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
                 note_device(phase, ns);
             }
             if (std::exchange(phase.pacing.feeds_device, false)) {
-                side_->turns.small_copies.copied(nullptr);
+                side_->copy_state.small_copies.copied(nullptr);
             }
-            side_->turns.last_phase = &phase;
-            side_->turns.slot       = no_slot; // the slot is free now
+            side_->copy_state.last_phase = &phase;
+            side_->copy_state.slot       = no_slot; // the slot is free now
             for (const Routed & routed : phase.routings) {
                 if (side_->exchange() != nullptr) {
                     side_->exchange()->computed(routed.weights.front()->table());
                 }
             }
             if (side_->streams()) {
-                ask_ahead(side_->turns.small_copies.due());
+                ask_ahead(side_->copy_state.small_copies.due());
                 took[0] += watch.lap(stats().launch_ns);
             }
             if (status == GGML_STATUS_SUCCESS && !program.resident) {
@@ -347,7 +347,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     if (fetched > 0 && !goes_on) {
         ggml_backend_synchronize(side_->fetching());
     }
-    side_->turns.last_phase = nullptr;
+    side_->copy_state.last_phase = nullptr;
     if (n_tokens_ > 1 && phase.row_s == 0.0) {
         phase.row_s = row_seconds(phase);
     }
@@ -355,8 +355,8 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     route(phase, graph, batches_, side_->exchange(), side_->has_events());
     const int64_t sent = send(program, phase, graph); // before weights are requested, for which it would wait
     // for resident programs also without a send: else the time until the next small copy would never be measured
-    if (sent > 0 || (program.resident && phase.lifts.empty())) {
-        side_->turns.small_copies.copied(&phase.pacing.sent);
+    if (sent > 0 || (program.resident && phase.host_results.empty())) {
+        side_->copy_state.small_copies.copied(&phase.pacing.sent);
     }
     if (side_->exchange() != nullptr) {
         const bool packs = std::any_of(phase.routings.begin(), phase.routings.end(),
@@ -365,7 +365,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     }
     start(program, phase.device_begin, phase.launches_begin);
     start_packed(program, phase);
-    side_->turns.slot = no_slot;
+    side_->copy_state.slot = no_slot;
     if (phase.block != nullptr) {
         if (phase.routed) {
             if (goes_on) {
@@ -373,14 +373,16 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
             }
             read_all(phase.ids.of(graph), experts_);
         }
-        side_->turns.slot     = side_->stream().acquire(*phase.block, phase.routed ? &experts_ : nullptr, phase.n_used);
-        side_->turns.streamed = n_tokens_;
-        side_->stream().ready(side_->backend(), side_->turns.slot);
+        side_->copy_state.slot =
+            side_->stream().acquire(*phase.block, phase.routed ? &experts_ : nullptr, phase.n_used);
+        side_->copy_state.streamed = n_tokens_;
+        side_->stream().ready(side_->backend(), side_->copy_state.slot);
         for (size_t i = 0; i < phase.streamed.size(); i++) {
-            side_->stream().bind(phase.streamed[i].tensor, *phase.block, side_->turns.slot, phase.block->offsets[i]);
+            side_->stream().bind(phase.streamed[i].tensor, *phase.block, side_->copy_state.slot,
+                                 phase.block->offsets[i]);
         }
     }
-    start(program, phase.stream_begin, phase.lift_begin);
+    start(program, phase.stream_begin, phase.join_begin);
     if (!fetch_blocks()) {
         fetch(phase, graph);
     }
@@ -513,20 +515,20 @@ void SplitBackend::start(Program & program, int begin, int end) {
 }
 
 // Makes results whole in device memory: sends the host's parts, behind the device's own work.
-void SplitBackend::lift(Program & program, Phase & phase) {
+void SplitBackend::join_on_device(Program & program, Phase & phase) {
     try {
         int64_t sent = 0;
-        for (const Lift & one : phase.lifts) {
+        for (const HostResult & one : phase.host_results) {
             const size_t bytes = ggml_nbytes(one.to);
             ggml_backend_tensor_set_async(side_->backend(), one.to, one.from->data, 0, bytes);
             sent += static_cast<int64_t>(bytes);
         }
         stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
         if (sent > 0) {
-            side_->turns.small_copies.copied(&phase.pacing.lifted);
+            side_->copy_state.small_copies.copied(&phase.pacing.results_sent);
         }
-        start(program, phase.lift_begin, phase.device_end);
-        ask_ahead(side_->turns.small_copies.due());
+        start(program, phase.join_begin, phase.device_end);
+        ask_ahead(side_->copy_state.small_copies.due());
     } catch (...) {
         side_->synchronize();
         throw;
@@ -574,20 +576,20 @@ int64_t SplitBackend::send(const Program & program, const Phase & phase, const g
 
 // Sends the biases of experts that are new in slots. Returns the bytes.
 int64_t SplitBackend::send_biases(const Upload & upload, const ggml_cgraph * graph) {
-    SlotBiases &               there   = *upload.there;
+    SlotBiases &               slots   = *upload.slots;
     const ggml_tensor *        biases  = upload.source.of(graph);
-    const std::vector<int32_t> experts = there.table->expert_in();
+    const std::vector<int32_t> experts = slots.table->expert_in();
     const size_t               bytes   = biases->nb[1];
     int64_t                    sent    = 0;
     for (size_t slot = 0; slot < experts.size(); slot++) {
         const int32_t expert = experts[slot];
-        if (expert < 0 || expert == there.experts[slot]) {
+        if (expert < 0 || expert == slots.experts[slot]) {
             continue; // results of an empty slot are discarded
         }
         char * staged = host_.scratch() + upload.staging + slot * bytes;
         std::memcpy(staged, host_data(biases) + static_cast<size_t>(expert) * bytes, bytes);
         ggml_backend_tensor_set_async(side_->backend(), upload.tensor, staged, slot * bytes, bytes);
-        there.experts[slot] = expert;
+        slots.experts[slot] = expert;
         sent += static_cast<int64_t>(bytes);
     }
     return sent;

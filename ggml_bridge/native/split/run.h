@@ -64,7 +64,7 @@ class SplitBackend {
     void        count_experts(const Phase & phase, const ggml_cgraph * graph);
     void        start(Program & program, int begin, int end);
     void        start_packed(Program & program, const Phase & phase);
-    void        lift(Program & program, Phase & phase);
+    void        join_on_device(Program & program, Phase & phase);
     void        note_rows(Phase & phase, int64_t host_ns);
     double      row_seconds(const Phase & phase) const;
     void        note_device(Phase & phase, int64_t waited_ns) const;

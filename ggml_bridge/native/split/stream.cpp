@@ -263,13 +263,13 @@ void Stream::clear_tails(size_t slot) {
     }
     for (size_t part = 0; part < block.parts.size(); part++) {
         const auto [first, count] = block.tails[part];
-        ggml_tensor * there       = block.tail_tensors[part];
-        if (there == nullptr) {
+        ggml_tensor * tail        = block.tail_tensors[part];
+        if (tail == nullptr) {
             continue;
         }
-        bind(there, block, slot, first);
+        bind(tail, block, slot, first);
         for (size_t at = 0; at < count; at += zeros.size()) {
-            ggml_backend_tensor_set_async(backend_.get(), there, zeros.data(), at, std::min(count - at, zeros.size()));
+            ggml_backend_tensor_set_async(backend_.get(), tail, zeros.data(), at, std::min(count - at, zeros.size()));
         }
     }
     to.zeros = block.tails;

@@ -72,7 +72,7 @@ class Interval {
 // The intervals that begin with each small copy of a phase and end with the next one.
 struct CopyPacing {
     Interval sent;                 // after its activations
-    Interval lifted;               // after the host's part of a result, if the result is made whole on the device
+    Interval results_sent;         // after the host's part of a result, if the result is made whole on the device
     Interval fed;                  // after its result, which llama.cpp sends to the device to compute with
     bool     feeds_device = false; // whether llama.cpp sends the result as soon as the phase has ended
 };
