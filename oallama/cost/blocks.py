@@ -138,22 +138,22 @@ def residents(
     operators: Sequence[Operator],
     on_device: Sequence[bool],
     first_device_layer: int,
-    taken: bool = True,
-    behind_first: bool = False,
+    takes_residents: bool = True,
+    is_later_device: bool = False,
     hot: Collection[int] = (),
 ) -> tuple[bool, ...]:
     """For each operator, whether its block lives on the device if it is split: inputs and results are in the device's
     memory, as norms and KV of its layer are there, and so is the router of its experts. The output never does, since
     logits are read on the host.
 
-    on_device, first_device_layer: as in graph.device_copies. taken: whether the device supports it at all
+    on_device, first_device_layer: as in graph.device_copies. takes_residents: whether the device supports it at all
     (Profile.takes_residents).
-    behind_first: whether the device is a later one of several. Then an input may come from another device that still
+    is_later_device: whether the device is a later one of several. Then an input may come from another device that still
     computes: for attention of its first layer (OLMo 2 has no norm before it), and for experts with biases between their
     mul-mats, as llama.cpp adds those of large batches on the first device. hot: operators whose experts are hot or on
     the host, each whole.
     """
-    if not taken:
+    if not takes_residents:
         return (False,) * len(operators)
     routed_on_host = {o.layer for o, on_gpu in zip(operators, on_device, strict=True) if is_router(o) and not on_gpu}
 
@@ -166,7 +166,7 @@ def residents(
         and o.layer is not None
         and o.layer >= first_device_layer
         and not (o.op == "MUL_MAT_ID" and o.layer in routed_on_host)
-        and not (behind_first and given_elsewhere(i, o))
+        and not (is_later_device and given_elsewhere(i, o))
         for i, o in enumerate(operators)
     )
 
@@ -186,8 +186,8 @@ def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[Spli
     for index, (operator, elements) in enumerate(zip(operators, gg, strict=True)):
         if elements:
             families.setdefault(ffn_of(index, operator), []).append(index)
-    found = (family_blocks(operators, members, [gg[i] for i in members]) for members in families.values())
-    return in_runs(operators, chain.from_iterable(found))
+    blocks = (family_blocks(operators, members, [gg[i] for i in members]) for members in families.values())
+    return in_runs(operators, chain.from_iterable(blocks))
 
 
 def family_blocks(operators: Sequence[Operator], members: Sequence[int], cuts: Sequence[Hashable]) -> list[SplitBlock]:
@@ -210,11 +210,11 @@ def in_runs(operators: Sequence[Operator], blocks: Iterable[SplitBlock]) -> tupl
     nor between attention's output and an FFN that reads the layer's input. In an FFN whose mul-mats are cut at
     different elements, the split back end applies the GLU if it computes both of its inputs.
     """
-    made: list[SplitBlock] = []
-    for block in sorted(blocks, key=lambda one: one.operators):
-        behind = _behind(operators, made[-1], block) if made else ""
-        made.append(replace(block, behind=behind) if behind else block)
-    return tuple(made)
+    ordered: list[SplitBlock] = []
+    for block in sorted(blocks, key=lambda block: block.operators):
+        relation = _relation(operators, ordered[-1], block) if ordered else ""
+        ordered.append(replace(block, behind=relation) if relation else block)
+    return tuple(ordered)
 
 
 def is_biased_ffn(members: Sequence[Operator]) -> bool:
@@ -292,13 +292,13 @@ def _lacks_gate(operators: Sequence[Operator], members: Sequence[int]) -> bool:
 def _are_hidden(members: Sequence[Operator]) -> bool:
     """Whether these are all mul-mats that the GLU of one FFN reads."""
     kinds = sorted(match[2] for o in members if (match := _FFN_ROLE.fullmatch(o.role)))
-    both = kinds == ["gate", "up"] and len({cut_extent(o) for o in members}) == 1
-    return (both or (len(members) == 1 and members[0].gate_up)) and not any(map(runs_alone, members))
+    gate_and_up = kinds == ["gate", "up"] and len({cut_extent(o) for o in members}) == 1
+    return (gate_and_up or (len(members) == 1 and members[0].gate_up)) and not any(map(runs_alone, members))
 
 
-def _behind(operators: Sequence[Operator], before: SplitBlock, block: SplitBlock) -> Behind:
+def _relation(operators: Sequence[Operator], previous: SplitBlock, block: SplitBlock) -> Behind:
     """How a block follows the block before it: see in_runs."""
-    last, first = before.operators[-1], block.operators[0]
+    last, first = previous.operators[-1], block.operators[0]
     if operators[last].layer != operators[first].layer or first != last + 1:
         return ""
     if operators[first].adjoins:
@@ -306,9 +306,9 @@ def _behind(operators: Sequence[Operator], before: SplitBlock, block: SplitBlock
     if ffn_of(last, operators[last]) == ffn_of(first, operators[first]):
         if not _reads_hidden(operators[first]):
             return "input"
-        ours = before.behind or before.hidden_each or not _lacks_gate(operators, (last, first))
-        return "run" if ours else ""
-    return "sum" if before.summed > 1 and before.returned and is_ffn(operators[first]) else ""
+        computes_glu = previous.behind or previous.hidden_each or not _lacks_gate(operators, (last, first))
+        return "run" if computes_glu else ""
+    return "sum" if previous.summed > 1 and previous.returned and is_ffn(operators[first]) else ""
 
 
 def _are_whole_ffn(members: Sequence[Operator]) -> bool:

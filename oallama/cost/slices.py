@@ -199,9 +199,9 @@ class BlockType:
         """The same type without its context, except `resident`: enough to price a sliced block's own tasks."""
         return replace(self, context=BlockContext(resident=self.context.resident))
 
-    def behind(self, behind: Behind) -> BlockType:
+    def behind(self, relation: Behind) -> BlockType:
         """The same type with another relation to the block before it (cost/blocks.py, Behind)."""
-        return replace(self, block=replace(self.block, behind=behind))
+        return replace(self, block=replace(self.block, behind=relation))
 
     @cached_property
     def all_host(self) -> Cut:
@@ -298,20 +298,20 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     n_rows, miss = min(n_used, n_hot - use.follows), 1.0 - use.coverage(n_hot, n_tokens)
     packed = use.follows and rows > 1
     copies = _hot_copies(kind, rates, n_hot, rows, miss, packed, n_rows)
-    behind_s, launch_s = copies.staged_out_s, copies.launch_s + copies.staged_in_s
-    each_s = rates.weights.seconds(sum(gemm.bytes for gemm in kind.gemms) / n_expert)
+    staged_out_s, launch_s = copies.staged_out_s, copies.launch_s + copies.staged_in_s
+    expert_copy_s = rates.weights.seconds(sum(gemm.bytes for gemm in kind.gemms) / n_expert)
 
     def times_of(cpu_s: float, gpu_s: float, more_s: float = 0.0) -> BlockTimes:
         late = copies._replace(join_s=copies.join_s + more_s)
-        return both_sides(rates, late, (DeviceStep(0.0, gpu_s + behind_s, launch_s),), cpu_s, rows)
+        return both_sides(rates, late, (DeviceStep(0.0, gpu_s + staged_out_s, launch_s),), cpu_s, rows)
 
     if rows > 1:
-        cpu_s, left = _misses_of_batch(kind, n_hot, rows, miss, packed, each_s, behind_s)
-        return times_of(cpu_s, kind.gemms.gpu_s(1.0 - left * miss if packed else n_rows / n_used, rows))
+        cpu_s, cpu_share = _misses_of_batch(kind, n_hot, rows, miss, packed, expert_copy_s, staged_out_s)
+        return times_of(cpu_s, kind.gemms.gpu_s(1.0 - cpu_share * miss if packed else n_rows / n_used, rows))
 
     def sides(by_cpu: int, fetched: int) -> tuple[float, float]:
         """(seconds of the CPU's rows, of the device's rows after their fetches)."""
-        gpu_s = fetched * each_s + kind.gemms.gpu_s(max(1, n_used - by_cpu) / n_used, 1)
+        gpu_s = fetched * expert_copy_s + kind.gemms.gpu_s(max(1, n_used - by_cpu) / n_used, 1)
         return kind.gemms.cpu_s(by_cpu / n_used, 1), gpu_s
 
     def fastest(n_missed: int) -> tuple[float, float, float]:
@@ -321,12 +321,12 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
         if use.follows:
             shares += [(by_cpu, 0) for by_cpu in range(least + 1, n_used + 1)]
             shares += [(least - x, x) for x in range(1, min(n_missed, n_hot - 1, least - (n_used - n_rows)) + 1)]
-        return min((alone_seconds(times_of(*both)), *both) for both in starmap(sides, shares))
+        return min((alone_seconds(times_of(*side_times)), *side_times) for side_times in starmap(sides, shares))
 
     odds = miss_odds(n_used, 1.0 - miss, use.spread or 0.0)
-    taken = [fastest(n_missed) for n_missed in range(n_used + 1)]
+    fastest_by_misses = [fastest(n_missed) for n_missed in range(n_used + 1)]
     expected_s, cpu_s, gpu_s = (
-        sum(p * s for p, s in zip(odds, each, strict=True)) for each in zip(*taken, strict=True)
+        sum(p * s for p, s in zip(odds, values, strict=True)) for values in zip(*fastest_by_misses, strict=True)
     )
     return times_of(cpu_s, gpu_s, max(0.0, expected_s - alone_seconds(times_of(cpu_s, gpu_s))))
 
@@ -359,25 +359,26 @@ def _hot_copies(
 
 
 def _misses_of_batch(
-    kind: BlockType, n_hot: int, rows: int, miss: float, fetches: bool, each_s: float, behind_s: float
+    kind: BlockType, n_hot: int, rows: int, miss: float, fetches: bool, expert_copy_s: float, staged_out_s: float
 ) -> tuple[float, float]:
     """(seconds of the missed experts of several tokens, share of their rows that the CPU computes). fetches: the device
-    fetches those with the most rows, each in each_s, computes them, and copies their results back in behind_s."""
+    fetches those with the most rows, each in expert_copy_s, computes them, and copies their results back in
+    staged_out_s."""
     if miss <= 0:
         return 0.0, 1.0
     mul_mat, linear = kind.gemms[0].mul_mat, kind.gemms.at(rows)
     expert_s = kind.gemms.at(1).cpu_linear_s / mul_mat.n_expert_used
-    left = (kind.use or experts_alike(kind.n_expert)).left(mul_mat, n_hot, rows)
-    n_missed, _ = left[0]
+    remaining = (kind.use or experts_alike(kind.n_expert)).left(mul_mat, n_hot, rows)
+    n_missed, _ = remaining[0]
 
     def shared(n_experts: float, of_rows: float) -> tuple[float, float, float]:
         """(seconds of all sides, seconds of CPU and link, of_rows) if the CPU computes n_experts experts with of_rows
         of the rows: the longer of reading the experts and of multiplying."""
         cpu_s = linear.cpu_alpha_s + max(of_rows * miss * linear.cpu_linear_s, n_experts * expert_s)
-        both_s = max(cpu_s if n_experts > 0 else 0.0, (n_missed - n_experts) * each_s)
-        return max(both_s, kind.gemms.gpu_s(1.0 - of_rows * miss, rows) + behind_s), both_s, of_rows
+        both_s = max(cpu_s if n_experts > 0 else 0.0, (n_missed - n_experts) * expert_copy_s)
+        return max(both_s, kind.gemms.gpu_s(1.0 - of_rows * miss, rows) + staged_out_s), both_s, of_rows
 
-    _, both_s, of_rows = min(starmap(shared, left if fetches else left[:1]))
+    _, both_s, of_rows = min(starmap(shared, remaining if fetches else remaining[:1]))
     return both_s, of_rows
 
 
@@ -418,8 +419,8 @@ def slice_times(
     late_s = copy_s * late_bytes / streamed if streamed else 0.0
     issue_s = 0.0  # of the thread, to request the copies: once per copy, and once per further piece
     if streamed and rates.issue is not None and not rates.blocking:
-        n_asked = sum(part.n_copies for part in parts) + max(0.0, streamed / rates.piece_bytes - 1)
-        issue_s = n_asked * rates.issue.alpha_s + streamed * rates.issue.beta_s_per_byte
+        n_requests = sum(part.n_copies for part in parts) + max(0.0, streamed / rates.piece_bytes - 1)
+        issue_s = n_requests * rates.issue.alpha_s + streamed * rates.issue.beta_s_per_byte
 
     # CG is queued after GG, so that the thread waits for the link's latency once
     streams = cg > 0 or prime
@@ -432,13 +433,13 @@ def slice_times(
         n_device = n_g if cut.is_whole else rows  # tokens that the device computes a part of
         n_up, n_down = block.upload_bytes(elements, n_device, rows), block.download_bytes(elements, n_device, rows)
         copies = rates.copy_seconds(n_up, n_down, n_down // F32, n_steps)
-    launch_s, behind_s = copies.launch_s + copies.staged_in_s, copies.staged_out_s
+    launch_s, staged_out_s = copies.launch_s + copies.staged_in_s, copies.staged_out_s
     steps: tuple[DeviceStep, ...] = ()
     if streams:
-        gpu_s = kind.gemms.gpu_s(cg, rows) + kind.gemms.gpu_s(cc, n_g) + behind_s
+        gpu_s = kind.gemms.gpu_s(cg, rows) + kind.gemms.gpu_s(cc, n_g) + staged_out_s
         steps = (DeviceStep(copy_s, gpu_s, 0.0 if gg > 0 else launch_s),)
     if gg > 0:
-        gpu_s = kind.gemms.gpu_s(gg, rows) + (0.0 if streams else behind_s)
+        gpu_s = kind.gemms.gpu_s(gg, rows) + (0.0 if streams else staged_out_s)
         steps = (DeviceStep(0.0, gpu_s, launch_s), *steps)
     cpu_s = wait_s + kind.gemms.cpu_s(cc, rows - n_g)
     return both_sides(rates, copies, steps, cpu_s, rows, issue_s, late_s)
@@ -483,9 +484,9 @@ class Pricing:
 
     def with_slots(self, n_slots: int) -> Pricing:
         """The same prices with a ring of n_slots slots; shares the cached tasks."""
-        other = Pricing(self.rates, replace(self.streaming, n_slots=n_slots))
-        other.inter_block_times, other.tasks = self.inter_block_times, self.tasks
-        return other
+        pricing = Pricing(self.rates, replace(self.streaming, n_slots=n_slots))
+        pricing.inter_block_times, pricing.tasks = self.inter_block_times, self.tasks
+        return pricing
 
     def block_times(
         self, kind: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1, inter_block_share: float = 1.0

@@ -67,7 +67,7 @@ class BlockTimes(NamedTuple):
     @property
     def ahead_s(self) -> float:
         """Seconds of the copies that may be requested before its turn."""
-        return left(self.copy_s - self.late_s)
+        return without_rounding(self.copy_s - self.late_s)
 
     def behind(self, inter_block_s: float, inter_block_cpu_s: float) -> BlockTimes:
         """The same block with more inter-block time before it; inter_block_cpu_s: the part in which the CPU works."""
@@ -77,7 +77,7 @@ class BlockTimes(NamedTuple):
         )
 
 
-def left(seconds: float) -> float:
+def without_rounding(seconds: float) -> float:
     """Remaining work, with rounding errors as zero."""
     return seconds if seconds > DONE_S else 0.0
 
@@ -102,16 +102,16 @@ def _run_inter_block(
 
 
 def _run_block(
-    block: BlockTimes, number: int, copy_s: float, asked: bool, later_s: float, link_s: float, now: float,
+    block: BlockTimes, number: int, copy_s: float, requested: bool, later_s: float, link_s: float, now: float,
     spans: list[Span],
 ) -> tuple[float, float]:  # fmt: skip
     """(time at which both sides of a block are done, the link's remaining work then). Begins at `now`, after the
     inter-block time; ends before the join.
 
-    copy_s: block.copy_s; asked: whether its copies were requested ahead. link_s: the link's remaining work at `now`;
-    later_s: the part of it for later blocks.
+    copy_s: block.copy_s; requested: whether its copies were requested ahead. link_s: the link's remaining work at
+    `now`; later_s: the part of it for later blocks.
     """
-    send_s, missing_s = block.send_s, min(block.late_s, copy_s) if asked else copy_s
+    send_s, missing_s = block.send_s, min(block.late_s, copy_s) if requested else copy_s
     if missing_s > 0:
         later_s = min(later_s, link_s)  # a part may be copied already
         link_s, send_s = link_s + missing_s, send_s + block.issue_s * missing_s / copy_s
@@ -137,7 +137,7 @@ def _copy(link_s: float, seconds: float, speed: float, now: float, spans: list[S
     """The link's remaining work after `seconds` at this speed."""
     done_s = min(link_s, seconds * speed)
     spans.append(("link", 0, now, now + done_s / speed, done_s))
-    return left(link_s - seconds * speed)
+    return without_rounding(link_s - seconds * speed)
 
 
 def _cpu_alone(
@@ -157,37 +157,37 @@ def _cpu_alone(
 
 
 def _both_sides(
-    block: BlockTimes, number: int, behind_s: float, link_s: float, now: float, spans: list[Span]
+    block: BlockTimes, number: int, queued_s: float, link_s: float, now: float, spans: list[Span]
 ) -> tuple[float, float]:
-    """Run CC and the device's steps concurrently until both are done; returns as _run_block. behind_s: the part of the
+    """Run CC and the device's steps concurrently until both are done; returns as _run_block. queued_s: the part of the
     link's work that is for this block or later ones."""
     steps, cpu_s, speeds, one_queue = block.steps, block.cpu_s, block.interference.speeds, block.interference.one_queue
     at, step, start = 0, steps[0], now
     launched, gpu_s, began = start + step.launch_s, step.gpu_s, start
-    behind_s -= step.copy_s  # now: the work after the copy that the step needs
+    queued_s -= step.copy_s  # now: the work after the copy that the step needs
     pending = True
     while pending or cpu_s > 0 or (one_queue and link_s > 0):
         to_arrive_s = 0.0
         if one_queue:
             to_arrive_s = link_s
         elif pending and step.copy_s > 0:
-            to_arrive_s = link_s - behind_s
+            to_arrive_s = link_s - queued_s
         cpu, link, launching = cpu_s > 0, link_s > 0, pending and now < launched - DONE_S
         computing = pending and not launching and to_arrive_s <= DONE_S
         cpu_speed, link_speed, gpu_speed = speeds[cpu + 2 * link + 4 * computing]
         elapsed_s = cpu_s / cpu_speed if cpu else inf
         if computing:
-            other_s = gpu_s / gpu_speed
+            event_s = gpu_s / gpu_speed
         elif launching:
-            other_s = launched - now
+            event_s = launched - now
         else:
-            other_s = to_arrive_s / link_speed if pending else inf
-        if other_s < elapsed_s:
-            elapsed_s = other_s
+            event_s = to_arrive_s / link_speed if pending else inf
+        if event_s < elapsed_s:
+            elapsed_s = event_s
         if link:
-            other_s = link_s / link_speed
-            if other_s < elapsed_s:
-                elapsed_s = other_s
+            event_s = link_s / link_speed
+            if event_s < elapsed_s:
+                elapsed_s = event_s
             done_s = elapsed_s * link_speed
             spans.append(("link", 0, now, now + elapsed_s, done_s))
             link_s -= done_s
@@ -211,7 +211,7 @@ def _both_sides(
         if pending:
             step = steps[at]
             launched, gpu_s = launched + step.launch_s, step.gpu_s
-            behind_s -= step.copy_s
+            queued_s -= step.copy_s
     return now, link_s
 
 
@@ -266,7 +266,7 @@ def with_copies(blocks: Sequence[BlockTimes], spans: Sequence[Span]) -> Iterator
             at, done_s = start, 0.0
             while queue and done_s < work_s:
                 head = queue[0]
-                head[1], done_s = left(head[1] - (work_s - done_s)), min(work_s, done_s + head[1])
+                head[1], done_s = without_rounding(head[1] - (work_s - done_s)), min(work_s, done_s + head[1])
                 if not head[1]:
                     at = start + (end - start) * done_s / work_s
                     yield "copy", int(head[0]), head[2], at, 0.0
@@ -302,12 +302,12 @@ def _cycle(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_rounds: 
         return run.now, run, 0.0
     run.fill_ring()
     rounds = _Rounds(max_rounds)
-    while rounds.last is None:
+    while rounds.steady_s is None:
         now, link_s, ring = run.now, run.link_s, run.ring
         for _ in blocks:
             run.next_block()
         rounds.add(run.now - now, run.link_s - link_s, run.ring == ring)
-    return rounds.last, run, now
+    return rounds.steady_s, run, now
 
 
 def own_cycle_seconds(
@@ -316,24 +316,24 @@ def own_cycle_seconds(
     """cycle_seconds of one block whose copies run ahead, after this inter-block time. Assumes that the ring is always
     full, which makes it twice as fast: a search calls it thousands of times."""
     copy_s, spans = block.copy_s, list[Span]()
-    ahead_s = left(copy_s - block.late_s)
+    ahead_s = without_rounding(copy_s - block.late_s)
     after_s = block.issue_s * ahead_s / copy_s + block.join_s
     later_s = (streaming.n_slots - 1) * ahead_s
     rounds, link_s = _Rounds(MAX_ROUNDS), max(0.0, ahead_s - after_s)
-    while rounds.last is None:
-        now, left_s = _run_inter_block(inter_block_s, inter_block_cpu_s, block.interference, link_s, 0.0, spans)
-        now, left_s = _run_block(block, 0, copy_s, True, later_s, left_s, now, spans)
-        left_s = left(left_s + ahead_s - after_s)
-        rounds.add(now + after_s, left_s - link_s, True)
-        link_s = left_s
-    return rounds.last
+    while rounds.steady_s is None:
+        now, end_link_s = _run_inter_block(inter_block_s, inter_block_cpu_s, block.interference, link_s, 0.0, spans)
+        now, end_link_s = _run_block(block, 0, copy_s, True, later_s, end_link_s, now, spans)
+        end_link_s = without_rounding(end_link_s + ahead_s - after_s)
+        rounds.add(now + after_s, end_link_s - link_s, True)
+        link_s = end_link_s
+    return rounds.steady_s
 
 
 class _Rounds:
     """Detects when rounds are steady."""
 
     def __init__(self, most: int) -> None:
-        self.last: float | None = None  # steady-state seconds of a round; None: not known yet
+        self.steady_s: float | None = None  # steady-state seconds of a round; None: not known yet
         self._most = most
         self._ran: list[tuple[float, float]] = []  # (seconds, work added to the link's)
         self._total_s = 0.0
@@ -345,12 +345,12 @@ class _Rounds:
         if (same_ring and abs(added_s) <= near) or (
             ran and abs(seconds - ran[-1][0]) <= near and abs(added_s - ran[-1][1]) <= near
         ):
-            self.last = seconds + max(0.0, added_s)
+            self.steady_s = seconds + max(0.0, added_s)
             return
         ran.append((seconds, added_s))
         if len(ran) == self._most:
             ran = ran[self._most // 2 :]
-            self.last = (sum(s for s, _ in ran) + max(0.0, sum(added for _, added in ran))) / len(ran)
+            self.steady_s = (sum(s for s, _ in ran) + max(0.0, sum(added for _, added in ran))) / len(ran)
 
 
 class _Run:
@@ -368,11 +368,11 @@ class _Run:
         self.ahead = streaming.prefetch == "ahead" and any(self._ahead)
         self._n_slots = streaming.n_slots
         self._end = end
-        self._asked = 0  # number of blocks whose copies were requested, counted over all rounds
-        self._held = 0  # slots in use
+        self._n_requested = 0  # number of blocks whose copies were requested, counted over all rounds
+        self._used_slots = 0  # slots in use
         self._later_s = 0.0  # work of copies for blocks after the present one
         if self.ahead:
-            self._ask_ahead()
+            self._request_ahead()
 
     def fill_ring(self) -> None:
         """Mark all requested copies as done. With a single block, which follows itself, the copy that it requested at
@@ -382,53 +382,53 @@ class _Run:
         if len(self._blocks) == 1:
             block, ahead_s = self._blocks[0], self._ahead[0]
             self.link_s = max(0.0, ahead_s - block.issue_s * ahead_s / self._copies[0] - block.join_s)
-            self.spans.append(("asked", self._asked - 1, 0.0, 0.0, self.link_s))
+            self.spans.append(("asked", self._n_requested - 1, 0.0, 0.0, self.link_s))
 
     @property
     def ring(self) -> tuple[int, int]:
         """Number of blocks ahead whose copies were requested, and of slots in use."""
-        return self._asked - self.number, self._held
+        return self._n_requested - self.number, self._used_slots
 
     def next_block(self) -> None:
         """Run the next block to the end of its join."""
         number, index = self.number, self.number % len(self._blocks)
         block, copy_s = self._blocks[index], self._copies[index]
-        asked = self._asked > number
-        if asked:
+        requested = self._n_requested > number
+        if requested:
             self._later_s -= self._ahead[index]
         else:
-            self._asked = number + 1
-            self._held += copy_s > 0
-        asked = asked and not block.offloaded
+            self._n_requested = number + 1
+            self._used_slots += copy_s > 0
+        requested = requested and not block.offloaded
         inter_block_s, inter_block_cpu_s, spans = block.inter_block_s, block.inter_block_cpu_s, self.spans
         now, link_s = _run_inter_block(
             inter_block_s, inter_block_cpu_s, block.interference, self.link_s, self.now, spans
         )
         spans.append(("inter-block", number, self.now, now, 0.0))
-        now, self.link_s = _run_block(block, number, block.copy_s, asked, self._later_s, link_s, now, spans)
+        now, self.link_s = _run_block(block, number, block.copy_s, requested, self._later_s, link_s, now, spans)
         self.now = now
         self.number = number + 1
-        self._held -= copy_s > 0
-        join_s = self._ask_ahead() + block.join_s if self.ahead else block.join_s
+        self._used_slots -= copy_s > 0
+        join_s = self._request_ahead() + block.join_s if self.ahead else block.join_s
         if self.link_s:
             self.link_s = _copy(self.link_s, join_s, 1.0, now, self.spans)
         self.now = now + join_s
         spans.append(("join", number, now, self.now, 0.0))
 
-    def _ask_ahead(self) -> float:
+    def _request_ahead(self) -> float:
         """Request copies for later blocks; returns the seconds that this takes the thread."""
-        held_s = 0.0
+        request_s = 0.0
         n = len(self._blocks)
-        while self._held < self._n_slots and (self._end is None or self._asked < self._end):
-            index = self._asked % n
+        while self._used_slots < self._n_slots and (self._end is None or self._n_requested < self._end):
+            index = self._n_requested % n
             copy_s, ahead_s = self._copies[index], self._ahead[index]
             if copy_s > 0:
                 if not ahead_s:
                     break
-                self._held += 1
+                self._used_slots += 1
                 self.link_s += ahead_s
                 self._later_s += ahead_s
-                held_s += self._blocks[index].issue_s * ahead_s / copy_s
-                self.spans.append(("asked", self._asked, self.now, self.now, ahead_s))
-            self._asked += 1
-        return held_s if self.number else 0.0  # the first requests are made before the first block begins
+                request_s += self._blocks[index].issue_s * ahead_s / copy_s
+                self.spans.append(("asked", self._n_requested, self.now, self.now, ahead_s))
+            self._n_requested += 1
+        return request_s if self.number else 0.0  # the first requests are made before the first block begins

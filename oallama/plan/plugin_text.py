@@ -123,22 +123,22 @@ def _residents(
     settings: Sequence[SplitSettings],
 ) -> tuple[bool, ...]:
     """Whether each operator's inputs and results are on its device; the layers of each device are checked apart."""
-    found = [False] * len(operators)
+    flags = [False] * len(operators)
     rows = [by_name[operator.name] for operator in operators]
     for device in sorted({row.device for row in rows}):
-        own = [i for i, row in enumerate(rows) if row.device == device]
-        begin = next((o.layer for o in (operators[i] for i in own) if o.layer is not None), 0)
+        members = [i for i, row in enumerate(rows) if row.device == device]
+        begin = next((o.layer for o in (operators[i] for i in members) if o.layer is not None), 0)
         lives = residents(
-            [operators[i] for i in own],
-            [rows[i].gg == 1 for i in own],
+            [operators[i] for i in members],
+            [rows[i].gg == 1 for i in members],
             begin if device else first_device_layer,
             settings_of(settings, device).residents,
-            behind_first=device > 0,
-            hot=[at for at, i in enumerate(own) if rows[i].hot_experts],
+            is_later_device=device > 0,
+            hot=[at for at, i in enumerate(members) if rows[i].hot_experts],
         )
-        for i, is_resident in zip(own, lives, strict=True):
-            found[i] = is_resident
-    return tuple(found)
+        for i, is_resident in zip(members, lives, strict=True):
+            flags[i] = is_resident
+    return tuple(flags)
 
 
 def _tensor_line(operator: Operator, row: OperatorPlacement, resident: bool) -> str:
