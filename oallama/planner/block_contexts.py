@@ -45,27 +45,29 @@ class BlockContexts:
     def __init__(self, problem: Problem, workload: Workload) -> None:
         self._problem, self._workload = problem, workload
         self._families: dict[Hashable, list[int]] = defaultdict(list)  # operators that may form one block
-        for i, (operator, can) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
+        for i, (operator, is_splittable) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
             drafts = operator.is_last and workload.step.shares_output  # stays whole, as the MTP block does
-            if can and not drafts:
+            if is_splittable and not drafts:
                 self._families[ffn_of(i, operator)].append(i)
         n_layer = problem.graph.n_layer
-        self._parts = [2 * one.layer_in(n_layer) + (is_ffn(one) or one.is_last) for one in problem.operators]
+        self._parts = [
+            2 * operator.layer_in(n_layer) + (is_ffn(operator) or operator.is_last) for operator in problem.operators
+        ]
         self._biased = _biased_ffns(problem.operators, problem.splittable)
         self._types: dict[Types, Types] = {}
         self._blocks_of = cache(self._blocks_in)
         self._types_behind = cache(_types_behind)
         self.costs_at, self._layouts = cache(self._costs_at), cache(self._layouts_for)
-        self._over: dict[int, tuple[Pass, ...]] = {
+        self._passes_at: dict[int, tuple[Pass, ...]] = {
             n_tokens: (Pass(n_tokens, mean_depth(workload), 1),)
             for n_tokens in {case.n_tokens for case in problem.profile.cases}
             if n_tokens <= workload.largest_batch
         }
-        asked: dict[int, list[Pass]] = defaultdict(list)
+        workload_passes: dict[int, list[Pass]] = defaultdict(list)
         step = decode_pass(workload, workload.n_gen or 1)
-        for one in (*passes(workload, "prefill"), step):
-            asked[one.n_tokens].append(replace(one, count=step.count) if one.n_tokens == step.n_tokens else one)
-        self._over |= {n_tokens: tuple(over) for n_tokens, over in asked.items()}
+        for p in (*passes(workload, "prefill"), step):
+            workload_passes[p.n_tokens].append(replace(p, count=step.count) if p.n_tokens == step.n_tokens else p)
+        self._passes_at |= {n_tokens: tuple(batch_passes) for n_tokens, batch_passes in workload_passes.items()}
 
     @property
     def biased_layers(self) -> frozenset[int]:
@@ -88,57 +90,62 @@ class BlockContexts:
         within = {i for family in whole for i in family}
         families = [*whole, *(family for family in self._families.values() if family[0] not in within)]
         members = (tuple(i for i in family if not on_device[i]) for family in families)
-        found = sorted(
-            (one for some in members if some for one in self._blocks_of(some, _alike([cuts[i] for i in some]))),
-            key=lambda one: one[0].operators,
+        typed_blocks = sorted(
+            (
+                typed_block
+                for indices in members
+                if indices
+                for typed_block in self._blocks_of(indices, _alike([cuts[i] for i in indices]))
+            ),
+            key=lambda typed_block: typed_block[0].operators,
         )
-        if not found:
+        if not typed_blocks:
             return []
         operators = self._problem.operators
-        runs = in_runs(operators, (block for block, _ in found))
-        found = [
+        runs = in_runs(operators, (block for block, _ in typed_blocks))
+        typed_blocks = [
             (block, self._types_behind(types, block.behind) if block.behind else types)
-            for block, (_, types) in zip(runs, found, strict=True)
+            for block, (_, types) in zip(runs, typed_blocks, strict=True)
         ]
-        uses = first_layer <= self._problem.graph.n_layer
-        inside = frozenset(i for block, _ in found for i in block.operators)
-        takes, behind = self._problem.profile.takes_residents, self._problem.first is not None
-        is_resident = residents(operators, on_device, first_layer, takes, behind, within)
+        uses_device = first_layer <= self._problem.graph.n_layer
+        inside = frozenset(i for block, _ in typed_blocks for i in block.operators)
+        takes_residents, is_later_device = self._problem.profile.takes_residents, self._problem.first is not None
+        is_resident = residents(operators, on_device, first_layer, takes_residents, is_later_device, within)
         # blocks that live on the device count as there; their own copies are priced with the slices
         at = (
             tuple(is_device or resident for is_device, resident in zip(on_device, is_resident, strict=True)),
             first_layer,
         )
-        inter_block = self._curve(uses, lambda costs: placement_seconds(costs, *at, inside) / len(found))
-        inter_block_cpu = self._curve(uses, lambda costs: cpu_seconds(costs, *at, inside) / len(found))
+        inter_block = self._curve(uses_device, lambda costs: placement_seconds(costs, *at, inside) / len(typed_blocks))
+        inter_block_cpu = self._curve(uses_device, lambda costs: cpu_seconds(costs, *at, inside) / len(typed_blocks))
         parts: dict[Part, list[SplitBlock]] = defaultdict(list)
-        for block, _ in found:
+        for block, _ in typed_blocks:
             if is_resident[block.operators[0]]:
                 parts[_part(operators[block.operators[0]])].append(block)
         copies_if_whole = self._copies_if_whole(at[0], first_layer, parts, inside)
-        shares = self._inter_block_shares([block for block, _ in found], *at, inside)
+        shares = self._inter_block_shares([block for block, _ in typed_blocks], *at, inside)
         known: dict[Hashable, Types] = {}
         blocks: list[Block] = []
-        for (block, types), share in zip(found, shares, strict=True):
+        for (block, types), share in zip(typed_blocks, shares, strict=True):
             first = operators[block.operators[0]]
             resident, host_input = is_resident[block.operators[0]], has_host_input(first, first_layer)
             device_copies = copies_if_whole.get(_part(first), NO_TIME) if resident else NO_TIME
             key = types, resident, host_input, device_copies
             if key not in known:
                 context = BlockContext(
-                    inter_block, inter_block_cpu, *self._whole_curves(uses, block.operators), resident, host_input,
-                    device_copies,
+                    inter_block, inter_block_cpu, *self._whole_curves(uses_device, block.operators), resident,
+                    host_input, device_copies,
                 )  # fmt: skip
-                known[key] = tuple(replace(one, context=context) for one in types)
+                known[key] = tuple(replace(kind, context=context) for kind in types)
             blocks.append(Block(block.operators, known[key], share))
         return blocks
 
-    def _whole_curves(self, uses: bool, members: Sequence[int]) -> tuple[Curve, Curve]:
+    def _whole_curves(self, uses_device: bool, members: Sequence[int]) -> tuple[Curve, Curve]:
         """Seconds of a block that llama.cpp runs on the host, and the part of them that copies weights to the
         device."""
         return (
-            self._curve(uses, lambda costs: sum(costs.operators[i].t_cpu_s for i in members)),
-            self._curve(uses, lambda costs: sum(costs.operators[i].streamed_s for i in members)),
+            self._curve(uses_device, lambda costs: sum(costs.operators[i].t_cpu_s for i in members)),
+            self._curve(uses_device, lambda costs: sum(costs.operators[i].streamed_s for i in members)),
         )
 
     def _inter_block_shares(
@@ -147,20 +154,20 @@ class BlockContexts:
         """Inter-block time before each block in decode, relative to the mean of all blocks. Work after the last block
         counts before the first block of the next token. Device copies are assumed to be spread in the same way."""
         n_layer = self._problem.graph.n_layer
-        costs = self.costs_at(min(self._over), first_layer <= n_layer)
+        costs = self.costs_at(min(self._passes_at), first_layer <= n_layer)
         between = [0.0] * (2 * n_layer + 2)  # by layer, attention before FFN; the output comes last
         for i, (is_device, sides) in enumerate(zip(on_device, costs.sides_s, strict=True)):
             if i not in inside:
                 between[self._parts[i]] += sides[is_device]
         for layer in range(self._problem.graph.n_computed):
             between[2 * layer] += costs.non_matmul_device_s if layer >= first_layer else costs.non_matmul_cpu_s
-        total, begin, before = sum(between), 0, []
+        total, begin, seconds_before = sum(between), 0, []
         for block in blocks:
             end = self._parts[block.operators[0]] + 1
-            before.append(sum(between[begin:end]))
+            seconds_before.append(sum(between[begin:end]))
             begin = max(begin, end)
-        before[0] += sum(between[begin:])
-        return [len(blocks) * seconds / total if total > 0 else 1.0 for seconds in before]
+        seconds_before[0] += sum(between[begin:])
+        return [len(blocks) * seconds / total if total > 0 else 1.0 for seconds in seconds_before]
 
     def _blocks_in(self, members: tuple[int, ...], cuts: tuple[int, ...]) -> list[tuple[SplitBlock, Types]]:
         """Blocks that these operators of one family form, without contexts. Equal types are one object."""
@@ -184,8 +191,8 @@ class BlockContexts:
         """Seconds of device copies for each block of a part of a layer (attention or FFN) that stays whole on the host
         between neighbours on the device."""
         graph = self._problem.graph
-        uses = first_layer <= graph.n_layer
-        found: dict[Part, Curve] = {}
+        uses_device = first_layer <= graph.n_layer
+        curves: dict[Part, Curve] = {}
         known: dict[Hashable, Curve] = {}
         for part, blocks in parts.items():
             layer = part[0]
@@ -197,27 +204,27 @@ class BlockContexts:
             kind = (graph.layers[low:high], first_within(first_layer, window), len(blocks), tuple(sides))
             if kind not in known:
                 host = tuple(is_resident and i not in members for i, is_resident in enumerate(resident))
-                others, n = inside - members, len(blocks)
+                neighbours, n = inside - members, len(blocks)
 
                 def seconds(costs: Costs) -> float:
-                    without = transfer_seconds(costs, host, first_layer, window, others)  # noqa: B023 - called here
+                    without = transfer_seconds(costs, host, first_layer, window, neighbours)  # noqa: B023 - called here
                     return (without - transfer_seconds(costs, resident, first_layer, window, inside)) / n  # noqa: B023
 
-                known[kind] = self._curve(uses, seconds)
-            found[part] = known[kind]
-        return found
+                known[kind] = self._curve(uses_device, seconds)
+            curves[part] = known[kind]
+        return curves
 
     def _curve(self, llama_uses_device: bool, seconds: Callable[[Costs], float]) -> Curve:
         """Seconds of a pass by batch size: the mean over the workload's passes of that size."""
         return tuple(
-            (n_tokens, seconds(self.costs_at(n_tokens, llama_uses_device)) / sum(p.count for p in over))
-            for n_tokens, over in sorted(self._over.items())
+            (n_tokens, seconds(self.costs_at(n_tokens, llama_uses_device)) / sum(p.count for p in batch_passes))
+            for n_tokens, batch_passes in sorted(self._passes_at.items())
         )
 
     def _costs_at(self, n_tokens: int, llama_uses_device: bool) -> Costs:
         """Costs of the workload's passes over n_tokens tokens, added up."""
         layouts = self._layouts(llama_uses_device)
-        return costs_over(self._problem, self._over[n_tokens], llama_uses_device, layouts, mapped=False)
+        return costs_over(self._problem, self._passes_at[n_tokens], llama_uses_device, layouts, mapped=False)
 
     def _layouts_for(self, llama_uses_device: bool) -> tuple[str, ...]:
         """Host layouts of operators that are not cut."""
@@ -226,11 +233,13 @@ class BlockContexts:
 
 def _biased_ffns(operators: Sequence[Operator], splittable: Sequence[bool]) -> dict[int, tuple[int, ...]]:
     """Operators of FFNs of experts with biases, by layer."""
-    found: dict[int, list[int]] = defaultdict(list)
-    for i, (operator, can) in enumerate(zip(operators, splittable, strict=True)):
-        if can and operator.layer is not None and runs_alone(operator):
-            found[operator.layer].append(i)
-    return {layer: tuple(members) for layer, members in found.items() if is_biased_ffn([operators[i] for i in members])}
+    members_of: dict[int, list[int]] = defaultdict(list)
+    for i, (operator, is_splittable) in enumerate(zip(operators, splittable, strict=True)):
+        if is_splittable and operator.layer is not None and runs_alone(operator):
+            members_of[operator.layer].append(i)
+    return {
+        layer: tuple(members) for layer, members in members_of.items() if is_biased_ffn([operators[i] for i in members])
+    }
 
 
 def _alike(cuts: Sequence[Hashable]) -> tuple[int, ...]:
@@ -238,8 +247,8 @@ def _alike(cuts: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple(map(cuts.index, cuts))
 
 
-def _types_behind(types: Types, behind: Behind) -> Types:
-    return tuple(kind.behind(behind) for kind in types)
+def _types_behind(types: Types, relation: Behind) -> Types:
+    return tuple(kind.behind(relation) for kind in types)
 
 
 def _cuts_of(placement: Placement) -> Sequence[Hashable]:

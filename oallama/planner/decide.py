@@ -60,8 +60,8 @@ def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
     for problem in problems:
         search = _Search(problem, request)
         try:
-            for policy, asked in search.tries():
-                search.found.append((policy, policy.place(problem, asked)))
+            for policy, policy_request in search.tries():
+                search.candidates.append((policy, policy.place(problem, policy_request)))
         except DoesNotFit as error:
             refused = refused or error
             continue
@@ -80,7 +80,7 @@ class _Search:
 
     def __init__(self, problem: Problem, request: Request) -> None:
         self._problem, self._request, self._n_first = problem, request, 1
-        self.found: list[tuple[Policy, VerifiedPlan]] = []
+        self.candidates: list[tuple[Policy, VerifiedPlan]] = []
 
     def tries(self) -> Iterator[tuple[Policy, Request]]:
         """Yield (policy, request) pairs to place next, depending on what was found so far."""
@@ -88,46 +88,48 @@ class _Search:
         if problem.profile.device == CPU_DEVICE and (policy is None or not policy.is_given):
             yield cpu, request
             return
-        asked = replace(
+        allowed_request = replace(
             request, required=policy is not None,
             n_ubatches=[n for n in request.n_ubatches if problem.allows(replace(request.workload, n_ubatch=n))],
         )  # fmt: skip
-        for each in policies_of_auto(problem) if policy is None else (policy,):
-            yield each, asked
+        for tried_policy in policies_of_auto(problem) if policy is None else (policy,):
+            yield tried_policy, allowed_request
         if policy is None and not request.quick:
-            to_beat_s = min(map(_seconds, self.found))
-            for strongest in most_promising(problem, asked, n_ubatches=asked.n_ubatches, most=1, to_beat_s=to_beat_s):
-                self.found.append((stock, replace(strongest, policy=stock.name)))
-        self._n_first = len(self.found)
-        yield from self._larger(replace(asked, required=False))
+            to_beat_s = min(map(_seconds, self.candidates))
+            for strongest in most_promising(
+                problem, allowed_request, n_ubatches=allowed_request.n_ubatches, most=1, to_beat_s=to_beat_s
+            ):
+                self.candidates.append((stock, replace(strongest, policy=stock.name)))
+        self._n_first = len(self.candidates)
+        yield from self._larger(replace(allowed_request, required=False))
 
-    def _larger(self, asked: Request) -> Iterator[tuple[Policy, Request]]:
+    def _larger(self, request: Request) -> Iterator[tuple[Policy, Request]]:
         """Yield policies again with larger micro-batches, the most promising first, while one is predicted to win.
         Skips policies that keep their micro-batch, placements whose micro-batch had to be lowered, and placements
         without a device, which stream nothing."""
         problem, n_layer = self._problem, self._problem.graph.n_layer
         grow = [
-            (policy, decision) for policy, decision in self.found
-            if not policy.keeps_ubatch and decision.workload == asked.workload
+            (policy, decision) for policy, decision in self.candidates
+            if not policy.keeps_ubatch and decision.workload == request.workload
             and decision.placement.uses_device(n_layer)
         ]  # fmt: skip
         promises = [
-            (seconds_in(problem, decision, n, asked.phase), n, i)
-            for n in asked.n_ubatches for i, (_, decision) in enumerate(grow)
+            (seconds_in(problem, decision, n, request.phase), n, i)
+            for n in request.n_ubatches for i, (_, decision) in enumerate(grow)
         ]  # fmt: skip
         for promised_s, n_ubatch, i in sorted(promises):
-            if promised_s >= min(map(_seconds, self.found)):
+            if promised_s >= min(map(_seconds, self.candidates)):
                 return
-            larger = replace(asked, workload=replace(asked.workload, n_ubatch=n_ubatch))
+            larger = replace(request, workload=replace(request.workload, n_ubatch=n_ubatch))
             yield grow[i][0], larger
-            _, decision = self.found[-1]
+            _, decision = self.candidates[-1]
             if decision.workload != larger.workload or not decision.placement.uses_device(n_layer):
-                self.found.pop()
+                self.candidates.pop()
 
     def best(self) -> VerifiedPlan:
         """The fastest plan, with its notes."""
-        policy, best = min(self.found, key=_seconds)
-        _, first = min(self.found[: self._n_first], key=_seconds)
+        policy, best = min(self.candidates, key=_seconds)
+        _, first = min(self.candidates[: self._n_first], key=_seconds)
         if best is not first:
             gain = 1 - best.placement.seconds / first.placement.seconds
             change = f"raised from {first.workload.n_ubatch} to {best.workload.n_ubatch} tokens"
@@ -138,15 +140,15 @@ class _Search:
         return policy.finish(best, self._request.policy is None)
 
 
-def _seconds(found: tuple[Policy, VerifiedPlan]) -> float:
-    return found[1].placement.seconds
+def _seconds(candidate: tuple[Policy, VerifiedPlan]) -> float:
+    return candidate[1].placement.seconds
 
 
 def policies_of_auto(problem: Problem) -> tuple[Policy, ...]:
     """The policies among which `auto` takes the fastest: whole operators, whole layers, the CPU, and slices (with hot
     experts if the model can have them)."""
-    most = scheinfer if hot_fault(problem) else experts
-    return oato, whole_layers, cpu, most
+    with_slices = scheinfer if hot_fault(problem) else experts
+    return oato, whole_layers, cpu, with_slices
 
 
 def policy_named(policy: str | Policy, rules: Rules = Rules()) -> Policy | None:  # noqa: B008 - frozen
@@ -163,13 +165,13 @@ def policy_named(policy: str | Policy, rules: Rules = Rules()) -> Policy | None:
     return chosen or oato
 
 
-def larger_ubatches(workload: Workload, asked: Options) -> tuple[int, ...]:
+def larger_ubatches(workload: Workload, options: Options) -> tuple[int, ...]:
     """Larger micro-batches to try, ascending: doubled sizes, and the whole prompt at once, up to n_batch. Empty if the
     user set one with -ub."""
-    if asked.n_ubatch is not None:
+    if options.n_ubatch is not None:
         return ()
     whole = -(-workload.n_prompt // PROMPT_STEP) * PROMPT_STEP
-    most = min(whole, workload.n_ctx, asked.n_batch or STOCK_BATCH)
+    most = min(whole, workload.n_ctx, options.n_batch or STOCK_BATCH)
     sizes = []
     n_ubatch = 2 * workload.n_ubatch
     while n_ubatch < most:
@@ -183,7 +185,7 @@ def seconds_in(problem: Problem, decision: VerifiedPlan, n_ubatch: int, phase: P
     memory that these need."""
     placement, workload = decision.placement, replace(decision.workload, n_ubatch=n_ubatch)
     splits = list(placement.device_splits)
-    for device, (part, own) in sliced_parts(problem, placement).items():
-        if own.split.settings.token_assignment:
-            splits[device] = slicer_of(part, workload, own).with_n_g(own).split
+    for device, (part, part_placement) in sliced_parts(problem, placement).items():
+        if part_placement.split.settings.token_assignment:
+            splits[device] = slicer_of(part, workload, part_placement).with_n_g(part_placement).split
     return price(problem, workload, replace(placement, splits=tuple(splits))).over(phase)

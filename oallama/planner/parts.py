@@ -28,16 +28,16 @@ def windows(placement: Placement) -> tuple[Window, ...]:
 def problem_in(problem: Problem, device: int, window: Window) -> Problem:
     """The problem of these layers on that device alone. It has no no_alloc load: placements are made for a given
     memory."""
-    on, (first, behind) = problem.devices[device], problem.graph.operators_of(window)
+    device_problem, (first, end) = problem.devices[device], problem.graph.operators_of(window)
     operators = tuple(
         replace(operator, layer=None if operator.layer is None else operator.layer - window[0])
-        for operator in on.operators[first:behind]
+        for operator in device_problem.operators[first:end]
     )
-    routing = None if on.routing is None else _routing_in(on.routing, window)
+    routing = None if device_problem.routing is None else _routing_in(device_problem.routing, window)
     return replace(
-        on,
+        device_problem,
         operators=operators,
-        graph=on.graph.part(window),
+        graph=device_problem.graph.part(window),
         routing=routing,
         no_alloc_load=_never_loaded,
         first=problem_in(problem, 0, window) if device else None,
@@ -46,11 +46,11 @@ def problem_in(problem: Problem, device: int, window: Window) -> Problem:
 
 def placement_in(problem: Problem, placement: Placement, device: int, window: Window) -> Placement:
     """The part of a placement over several devices for problem_in."""
-    first, behind = problem.graph.operators_of(window)
+    first, end = problem.graph.operators_of(window)
     return replace(
         placement,
         splits=(placement.device_splits[device],),
-        assignments=placement.assignments[first:behind],
+        assignments=placement.assignments[first:end],
         first_device_layer=max(0, placement.first_device_layer - window[0]),
         device_layers=(),
     )
@@ -71,7 +71,11 @@ def sliced_parts(problem: Problem, placement: Placement) -> dict[int, tuple[Prob
 def _routing_in(routing: Routing, window: Window) -> Routing:
     begin, end = window
     decode, prompt = (
-        tuple(replace(one, layer=one.layer - begin) for one in layers if begin <= one.layer < end)
+        tuple(
+            replace(layer_counts, layer=layer_counts.layer - begin)
+            for layer_counts in layers
+            if begin <= layer_counts.layer < end
+        )
         for layers in (routing.decode, routing.prompt)
     )
     return replace(routing, decode=decode, prompt=prompt)

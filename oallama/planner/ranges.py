@@ -41,23 +41,23 @@ class Ranges:
         # (layer, device before) -> (seconds from that layer on, its device, where the range ends)
         self._least: dict[tuple[int, int], tuple[float, int, int]] = {}
         for begin in reversed(range(n_layers + 1)):
-            for before in range(HOST, n_devices if begin else 0):
+            for previous in range(HOST, n_devices if begin else 0):
                 if begin == n_layers:
-                    self._least[begin, before] = (0.0, HOST, begin)
+                    self._least[begin, previous] = (0.0, HOST, begin)
                     continue
-                self._least[begin, before] = min(
+                self._least[begin, previous] = min(
                     (
                         (
-                            (0.0 if before == HOST else entry(before, device, begin))
+                            (0.0 if previous == HOST else entry(previous, device, begin))
                             + seconds(device, begin, end)
                             + self._least[end, device][0],
                             device,
                             end,
                         )
-                        for device in range(before + 1, n_devices)
+                        for device in range(previous + 1, n_devices)
                         for end in range(n_layers, begin, -1)
                     ),
-                    key=lambda found: found[0],
+                    key=lambda choice: choice[0],
                     default=(inf, HOST, n_layers),
                 )
 
@@ -67,15 +67,15 @@ class Ranges:
         totals = [host_seconds(first) + self._least[first, HOST][0] for first in range(self._n_layers + 1)]
         total = min(totals)
         first = self._n_layers - totals[::-1].index(total)
-        return total, first, self.behind(HOST, first)[1]
+        return total, first, self.layers_from(HOST, first)[1]
 
-    def behind(self, before: int, begin: int) -> tuple[float, tuple[int, ...]]:
-        """(least seconds, layers of each device) of the layers from `begin` on, if device `before` has the layer before
-        them."""
-        layers, least_s = [0] * self._n_devices, self._least[begin, before][0]
+    def layers_from(self, previous: int, begin: int) -> tuple[float, tuple[int, ...]]:
+        """(least seconds, layers of each device) of the layers from `begin` on, if device `previous` has the layer
+        before them."""
+        layers, least_s = [0] * self._n_devices, self._least[begin, previous][0]
         while begin < self._n_layers:
-            _, before, end = self._least[begin, before]
-            layers[before], begin = end - begin, end
+            _, previous, end = self._least[begin, previous]
+            layers[previous], begin = end - begin, end
         return least_s, tuple(layers)
 
 
@@ -123,8 +123,8 @@ class WholeRanges:
         self._n_operators = len(operators)
         self._layers = [_layers(device, operators) for device in devices]
 
-        def entry(last: int, device: int, layer: int) -> float:
-            return entry_seconds(devices[device], last, layer)
+        def entry(previous: int, device: int, layer: int) -> float:
+            return entry_seconds(devices[device], previous, layer)
 
         self._ranges = Ranges(graph.n_layer + 1, len(devices), self._seconds, entry)
 
@@ -135,26 +135,26 @@ class WholeRanges:
             range_seconds(costs, first, first, on_host, from_host=True) for first in range(len(self._layers[0]) + 1)
         ]
         _, first, device_layers = self._ranges.best(host_s.__getitem__)
-        on_device = self._there(first, device_layers)
+        on_device = self._on_device(first, device_layers)
         total = ranges_seconds(self._devices, device_layers, on_device, first)
         return Placement(whole_assignments(on_device), first, total, 1, device_layers=device_layers)
 
     def joined(self, parts: Sequence[RangePart], border: int) -> Placement:
         """The placement of some devices' parts, which end at `border`, with the best of the layers from there on on the
         devices behind them, and the seconds of all; infinite where these do not fit."""
-        seconds, behind = self._ranges.behind(parts[-1].device, border)
-        counts, n_devices = list(behind), len(self._devices)
+        seconds, later_layers = self._ranges.layers_from(parts[-1].device, border)
+        counts, n_devices = list(later_layers), len(self._devices)
         splits = [DeviceSplits() for _ in range(n_devices)]
-        for part, before in zip(parts, (None, *parts), strict=False):
+        for part, previous_part in zip(parts, (None, *parts), strict=False):
             seconds += part.placement.seconds
-            if before is not None:
-                seconds += entry_seconds(self._devices[part.device], before.device, part.window[0])
+            if previous_part is not None:
+                seconds += entry_seconds(self._devices[part.device], previous_part.device, part.window[0])
             counts[part.device] = part.window[1] - part.window[0] - part.placement.first_device_layer
             splits[part.device] = part.placement.split
-        own = tuple(assignment for part in parts for assignment in part.placement.assignments)
-        there = self._there(border, behind)
+        part_assignments = tuple(assignment for part in parts for assignment in part.placement.assignments)
+        on_device = self._on_device(border, later_layers)
         return Placement(
-            (*own, *whole_assignments(there[len(own) :])),
+            (*part_assignments, *whole_assignments(on_device[len(part_assignments) :])),
             parts[0].placement.first_device_layer,
             seconds,
             splits=tuple(splits),
@@ -166,20 +166,20 @@ class WholeRanges:
         return self._budgets[device](min(end, self._n_layer) - begin)
 
     def _seconds(self, device: int, begin: int, end: int) -> float:
-        left = self._budget(device, begin, end)
-        if left < 0:
+        budget = self._budget(device, begin, end)
+        if budget < 0:
             return inf
         members = self._layers[device][begin:end]
-        if self._devices[device].is_remote and sum(layer.n_bytes for layer in members) > left:
+        if self._devices[device].is_remote and sum(layer.n_bytes for layer in members) > budget:
             return inf
-        return sum(layer.seconds for layer in members) + sum(step.seconds for step in _taken(members, left))
+        return sum(layer.seconds for layer in members) + sum(step.seconds for step in _steps_within(members, budget))
 
-    def _there(self, first: int, device_layers: Sequence[int]) -> list[bool]:
+    def _on_device(self, first: int, device_layers: Sequence[int]) -> list[bool]:
         """Which operators are on their layer's device."""
         on_device = [False] * self._n_operators
         for device, (begin, n) in enumerate(zip(accumulate(device_layers, initial=first), device_layers, strict=False)):
-            if n and (left := self._budget(device, begin, begin + n)) >= 0:
-                for step in _taken(self._layers[device][begin : begin + n], left):
+            if n and (budget := self._budget(device, begin, begin + n)) >= 0:
+                for step in _steps_within(self._layers[device][begin : begin + n], budget):
                     for i in step.operators:
                         on_device[i] = True
         return on_device
@@ -188,43 +188,43 @@ class WholeRanges:
 def _layers(device: DeviceCosts, operators: Sequence[Operator]) -> list[_Layer]:
     """Each layer in the middle of the device's range. The steps: all but the FFN, then the FFN; or both at once, where
     the second saves more for each byte."""
-    costs, found = device.costs, list[_Layer]()
+    costs, layers = device.costs, list[_Layer]()
     sides = [False] * len(operators)  # of one layer at a time
 
-    def seconds(layer: int, there: Sequence[int]) -> float:
-        for i in there:
+    def seconds(layer: int, indices: Sequence[int]) -> float:
+        for i in indices:
             sides[i] = True
         total = range_seconds(costs, layer, layer + 1, sides, from_host=False)
-        for i in there:
+        for i in indices:
             sides[i] = False
         return total
 
-    def step(layer: int, before: Sequence[int], after: Sequence[int]) -> _Step:
-        added = tuple(i for i in after if i not in before)
-        n_bytes, saved_s = sum(costs.operators[i].bytes for i in added), seconds(layer, before) - seconds(layer, after)
+    def step(layer: int, old: Sequence[int], new: Sequence[int]) -> _Step:
+        added = tuple(i for i in new if i not in old)
+        n_bytes, saved_s = sum(costs.operators[i].bytes for i in added), seconds(layer, old) - seconds(layer, new)
         return _Step(saved_s / max(1, n_bytes), -saved_s, n_bytes, added)
 
     for layer, (begin, end) in enumerate(costs.graph.layer_operators):
-        able = [i for i in range(begin, end) if costs.operators[i].t_gpu_s is not None]
-        others = [i for i in able if not operators[i].role.startswith("ffn_")]
-        steps = [step(layer, (), others), step(layer, others, able)]
+        computable = [i for i in range(begin, end) if costs.operators[i].t_gpu_s is not None]
+        non_ffn = [i for i in computable if not operators[i].role.startswith("ffn_")]
+        steps = [step(layer, (), non_ffn), step(layer, non_ffn, computable)]
         if steps[0].worth < steps[1].worth or device.is_remote:
-            steps = [step(layer, (), able)]
-        kept = tuple(step for step in steps if step.worth > 0 or device.is_remote)
-        found.append(_Layer(seconds(layer, ()), kept))
-    return found
+            steps = [step(layer, (), computable)]
+        useful = tuple(step for step in steps if step.worth > 0 or device.is_remote)
+        layers.append(_Layer(seconds(layer, ()), useful))
+    return layers
 
 
-def _taken(layers: Sequence[_Layer], budget: int) -> list[_Step]:
+def _steps_within(layers: Sequence[_Layer], budget: int) -> list[_Step]:
     """Steps within the budget, those first that save most seconds for each byte; none without the one before it."""
     order = sorted(
         ((step, at, number) for at, layer in enumerate(layers) for number, step in enumerate(layer.steps)),
-        key=lambda found: -found[0].worth,
+        key=lambda ranked: -ranked[0].worth,
     )
-    taken, n_of, left = [], [0] * len(layers), budget
+    chosen, n_of, remaining = [], [0] * len(layers), budget
     for step, at, number in order:
-        if step.bytes <= left and n_of[at] == number:
-            taken.append(step)
+        if step.bytes <= remaining and n_of[at] == number:
+            chosen.append(step)
             n_of[at] += 1
-            left -= step.bytes
-    return taken
+            remaining -= step.bytes
+    return chosen

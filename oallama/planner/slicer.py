@@ -132,11 +132,11 @@ class Slicer:
 
     def varied(self, workload: Workload, n_slots: int) -> Slicer:
         """A slicer for another workload and a ring of n_slots slots, which shares the cached tasks of sliced blocks."""
-        other = copy(self)
-        other.pricing = self.pricing.with_slots(n_slots)
+        variant = copy(self)
+        variant.pricing = self.pricing.with_slots(n_slots)
         if workload != self.workload:
-            other.workload, other.contexts = workload, BlockContexts(self._problem, workload)
-        return other
+            variant.workload, variant.contexts = workload, BlockContexts(self._problem, workload)
+        return variant
 
     def blocks(
         self, placement: Placement, together: Collection[int] | None = None, cuts: Sequence[Hashable] | None = None
@@ -179,26 +179,26 @@ class Slicer:
             kinds, kind_of = list(numbers), [numbers[block.types] for block in blocks]
             # anew for each placement: blocks of the same matrices share cuts, found in the first one's context
             options, modes = BlockOptions(self.pricing, workload, self._streams, n_values), self._modes(kinds)
-            nothing = [(modes[0].kinds[number], modes[0].kinds[number].all_host) for number in kind_of]
-            found, found_mode, budget_limited = self.priced(blocks, nothing), modes[0], False
+            uncut = [(modes[0].kinds[number], modes[0].kinds[number].all_host) for number in kind_of]
+            set_best, set_mode, budget_limited = self.priced(blocks, uncut), modes[0], False
             most_cg: list[int | None] = [None] * len(kinds)
             for mode in modes:
                 for most in (0, None) if self._streams and not mode.with_n_g else (None,):
-                    each = [most] * len(kinds)
-                    plan = self._solved(blocks, mode, options, each, kind_of, budget, weights_budget)
+                    limits = [most] * len(kinds)
+                    plan = self._solved(blocks, mode, options, limits, kind_of, budget, weights_budget)
                     budget_limited |= plan.budget_limited if plan is not None else not mode.with_n_g
-                    if plan is not None and plan.total_s(workload) < found.total_s(workload):
-                        found, found_mode = plan, mode
-            found = self._exact(found)
-            while (narrower := self._narrower(found, kind_of)) is not None:  # a smaller ring leaves room for GG
+                    if plan is not None and plan.total_s(workload) < set_best.total_s(workload):
+                        set_best, set_mode = plan, mode
+            set_best = self._exact(set_best)
+            while (narrower := self._narrower(set_best, kind_of)) is not None:  # a smaller ring leaves room for GG
                 most_cg[narrower[0]] = narrower[1]
-                plan = self._solved(blocks, found_mode, options, most_cg, kind_of, budget, weights_budget)
+                plan = self._solved(blocks, set_mode, options, most_cg, kind_of, budget, weights_budget)
                 plan = plan and self._exact(plan)
-                if plan is None or plan.total_s(workload) >= found.total_s(workload):
+                if plan is None or plan.total_s(workload) >= set_best.total_s(workload):
                     break
-                found = plan
-            if best is None or found.total_s(workload) < best.total_s(workload):
-                best = replace(found, budget_limited=budget_limited)
+                set_best = plan
+            if best is None or set_best.total_s(workload) < best.total_s(workload):
+                best = replace(set_best, budget_limited=budget_limited)
         return best
 
     def _narrower(self, plan: SlicePlan, kind_of: Sequence[int]) -> tuple[int, int] | None:
@@ -230,9 +230,10 @@ class Slicer:
 
     def fastest(self, types: Sequence[BlockType]) -> BlockType:
         """The type in whose layout the CPU takes the least time over the workload."""
-        over = passes(self.workload, "mixed")
+        workload_passes = passes(self.workload, "mixed")
         return min(
-            types, key=lambda kind: (sum(p.count * kind.gemms.cpu_s(1.0, p.n_tokens) for p in over), kind.layout)
+            types,
+            key=lambda kind: (sum(p.count * kind.gemms.cpu_s(1.0, p.n_tokens) for p in workload_passes), kind.layout),
         )
 
     def _modes(self, kinds: Sequence[tuple[BlockType, ...]]) -> list[_Mode]:
@@ -304,12 +305,12 @@ class Slicer:
             staging = needed
             selection = solve_knapsack(costs, max(0, min(budget - staging, weights_budget)), kind_of)
             counts = Counter(zip(kind_of, selection.chosen, strict=True))
-            one_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
-            counted = [(*one_of[at], count) for at, count in counts.items()]
+            cut_block_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
+            counted = [(*cut_block_of[at], count) for at, count in counts.items()]
             table = tuple((n, least_n_g(counted, self.pricing, n)[0]) for n in lengths)
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None
-            cut_blocks = tuple(one_of[at] for at in zip(kind_of, selection.chosen, strict=True))
+            cut_blocks = tuple(cut_block_of[at] for at in zip(kind_of, selection.chosen, strict=True))
             needed = staging_bytes(cut_blocks, self.pricing.streaming, n_batch, most_n_g(table, n_batch))
             if selection.bytes + needed <= max(budget, 0):
                 seconds = self._phases(counted, table)
@@ -341,8 +342,8 @@ class Slicer:
             self.blocks(placement),
             {i for i, assignment in enumerate(placement.assignments) if assignment.is_split},
         )
-        if left := split.difference(*(block.operators for block in blocks)):
-            name = self._problem.operators[min(left)].name
+        if unsupported := split.difference(*(block.operators for block in blocks)):
+            name = self._problem.operators[min(unsupported)].name
             raise PlanError(f"the plan splits {name}, which this profile's device cannot compute")
         return blocks, [self._as_cut(block, placement) for block in blocks]
 
@@ -409,22 +410,22 @@ class Slicer:
             hot_bytes += kind.weight_bytes(cut) if cut.n_hot else 0
             for i in block.operators:
                 assignments[i] = Assignment(cut._replace(n_hot=0), layout, experts)
-        streaming, held = self._stream_settings(plan) if self._streams else None, plan.weights_bytes - hot_bytes
+        streaming, slice_bytes = self._stream_settings(plan) if self._streams else None, plan.weights_bytes - hot_bytes
         settings = SplitSettings(plan.token_assignment, streaming, self._problem.profile.takes_residents)
         return replace(
             placement,
             assignments=tuple(assignments),
             seconds=plan.predicted(self.workload).over(phase),
-            splits=(DeviceSplits(held, hot_bytes, plan.staging_bytes, plan.twice_bytes, settings),),
+            splits=(DeviceSplits(slice_bytes, hot_bytes, plan.staging_bytes, plan.twice_bytes, settings),),
         )
 
     def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
         """Settings of the plan's streams. With a device whose calls are synchronous no copies are queued, so pieces and
         the link's speed do not matter."""
-        asked, rates = self.pricing.streaming, self.pricing.rates
+        streaming, rates = self.pricing.streaming, self.pricing.rates
         n_batch = self.workload.largest_batch
-        ring = ring_bytes(plan.cut_blocks, asked, n_batch, most_n_g(plan.token_assignment, n_batch))
-        settings = StreamSettings(asked.n_slots, asked.prefetch, plan.kept_twice, ring_bytes=ring)
+        ring = ring_bytes(plan.cut_blocks, streaming, n_batch, most_n_g(plan.token_assignment, n_batch))
+        settings = StreamSettings(streaming.n_slots, streaming.prefetch, plan.kept_twice, ring_bytes=ring)
         if rates.blocking or not (plan.streams or plan.exchanges) or not rates.weights.beta_s_per_byte:
             return settings
         link_bytes_per_s = int(1 / rates.weights.beta_s_per_byte)

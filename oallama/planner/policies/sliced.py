@@ -81,18 +81,18 @@ class SliceSearch:
 
     def best(self) -> Iterator[Placement]:
         """Yield the placement with the least predicted time in the budget, if anything fits it."""
-        found: list[Trial] = []
-        for trial in self._beside(found) if self._memory_budget.has_llama else self._alone(found):
-            found.append(self._cut(trial, COARSE_VALUES))
-            for n_slots in self._n_slots[1:] if self._memory_budget.has_llama and _is_short(found[-1]) else ():
-                other = self._cut(found[-1], COARSE_VALUES, n_slots)
-                found[-1] = min(found[-1], other, key=_seconds)
-        if not found:
+        trials: list[Trial] = []
+        for trial in self._trials_on_device(trials) if self._memory_budget.has_llama else self._trials_on_cpu(trials):
+            trials.append(self._cut(trial, COARSE_VALUES))
+            for n_slots in self._n_slots[1:] if self._memory_budget.has_llama and _is_short(trials[-1]) else ():
+                other_ring = self._cut(trials[-1], COARSE_VALUES, n_slots)
+                trials[-1] = min(trials[-1], other_ring, key=_seconds)
+        if not trials:
             return
-        best = min(found, key=_seconds)
+        best = min(trials, key=_seconds)
         if best.seconds <= self._near(self._memory_budget.to_beat_s):
             near_s, fine = self._near(best.seconds), list[Trial]()
-            for trial in {trial.whole: trial for trial in found if trial.seconds <= near_s}.values():
+            for trial in {trial.whole: trial for trial in trials if trial.seconds <= near_s}.values():
                 fine.append(self._cut(trial, self._fine_values, trial.n_slots))
             finest = min(fine, key=_seconds)
             best = min(best, finest, key=_seconds)
@@ -107,23 +107,23 @@ class SliceSearch:
         if plan.token_assignment:
             plan = slicer.with_table(plan, best.budget[0])
         placement, notes = slicer.placed(best.whole, plan, self._memory_budget.request.phase), best.whole.notes
-        asked, n_ubatch = self._memory_budget.workload.n_ubatch, best.workload.n_ubatch
-        if n_ubatch != asked:
-            change = f"lowered from {asked} to {n_ubatch} tokens"
+        requested, n_ubatch = self._memory_budget.workload.n_ubatch, best.workload.n_ubatch
+        if n_ubatch != requested:
+            change = f"lowered from {requested} to {n_ubatch} tokens"
             notes = (*notes, f"micro-batch {change} to leave room for slices")
         self.has_hot = placement.split.hot_bytes > 0
         yield replace(placement, notes=(*notes, *hot_notes(plan)), n_ubatch=n_ubatch)
 
-    def _alone(self, found: list[Trial]) -> Iterator[Trial]:
-        """Yield trials with llama.cpp on the CPU alone; the caller cuts each and appends it to `found`. While memory is
-        short, tries smaller micro-batches, which leave more memory for weights."""
-        costs, asked, least_s = self._memory_budget.costs, self._memory_budget.workload, inf
-        workload = asked
+    def _trials_on_cpu(self, trials: list[Trial]) -> Iterator[Trial]:
+        """Yield trials with llama.cpp on the CPU alone; the caller cuts each and appends it to `trials`. While memory
+        is short, tries smaller micro-batches, which leave more memory for weights."""
+        costs, requested, least_s = self._memory_budget.costs, self._memory_budget.workload, inf
+        workload = requested
         while True:
             yield self._trial(workload, cpu(costs))
-            trial = found.pop()
-            found += [_uncut(trial)] if workload == asked else []
-            found += [trial] if trial.plan is not None else []
+            trial = trials.pop()
+            trials += [_uncut(trial)] if workload == requested else []
+            trials += [trial] if trial.plan is not None else []
             hindered = trial.budget_limited and (
                 trial.plan is None or trial.plan.staging_bytes > MUCH_STAGING * trial.budget[0]
             )
@@ -136,20 +136,20 @@ class SliceSearch:
             workload = replace(workload, n_ubatch=workload.n_ubatch // 2)
             costs = costs_of(self._problem, workload, self._memory_budget.request.phase, llama_uses_device=False)
 
-    def _beside(self, found: list[Trial]) -> Iterator[Trial]:
-        """Yield trials with llama.cpp on the device; the caller cuts each and appends it to `found`: OATO's placements
+    def _trials_on_device(self, trials: list[Trial]) -> Iterator[Trial]:
+        """Yield trials with llama.cpp on the device; the caller cuts each and appends it to `trials`: OATO's placements
         in shares of the budget, and attention whole. After a first verified placement of this budget, only its share
         and the whole budget are tried."""
         budget, costs, operators = self._memory_budget, self._memory_budget.costs, self._problem.operators
-        looked: dict[Sides, Trial] = {}
+        trial_of: dict[Sides, Trial] = {}
         transfers, by_share = Transfers(costs), dict[float, Trial]()
 
         def look(whole: Placement) -> Generator[Trial, None, Trial]:
             sides = whole.on_device, whole.first_device_layer
-            if sides not in looked:
+            if sides not in trial_of:
                 yield self._trial(budget.workload, whole)
-                looked[sides] = found[-1]
-            return looked[sides]
+                trial_of[sides] = trials[-1]
+            return trial_of[sides]
 
         def filled(share: float) -> Placement:
             """OATO's placement in a share of the budget."""
@@ -171,7 +171,7 @@ class SliceSearch:
                     by_share[share] = yield from look(filled(share))
             for share in {1.0, best_share()}:  # the whole budget, as in policy `oato`
                 yield from look(exchange(costs, operators, self._budget(share), by_share[share].whole))
-        found[:0] = [_uncut(trial) for trial in found]
+        trials[:0] = [_uncut(trial) for trial in trials]
         placement = attention(costs, operators)
         if whole_bytes(operators, placement.on_device) <= budget.operator_bytes(0):
             yield from look(placement)
@@ -180,11 +180,11 @@ class SliceSearch:
 
     def _shares(self) -> Sequence[float]:
         """Shares of the budget that OATO may fill, 1.0 first."""
-        last = self._memory_budget.last
-        if last is None:
+        last_placement = self._memory_budget.last
+        if last_placement is None:
             return QUICK_SHARES if self._quick else SHARES
-        used = whole_bytes(self._problem.operators, last.on_device)
-        return 1.0, min(1.0, used / max(1, self._memory_budget.operator_bytes(last.first_device_layer)))
+        used = whole_bytes(self._problem.operators, last_placement.on_device)
+        return 1.0, min(1.0, used / max(1, self._memory_budget.operator_bytes(last_placement.first_device_layer)))
 
     def _budget(self, share: float) -> OperatorBudget:
         def budget(first_device_layer: int) -> int:
@@ -242,8 +242,8 @@ def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
         return ()
     n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(kind.n_expert for kind, _ in hot)
     decode, prompt = (
-        sum(getattr(kind.use, of)[cut.n_hot] for kind, cut in hot if kind.use is not None) / len(hot)
-        for of in ("decode", "prompt")
+        sum(getattr(kind.use, phase)[cut.n_hot] for kind, cut in hot if kind.use is not None) / len(hot)
+        for phase in ("decode", "prompt")
     )
     if plan.exchanges:
         return (
