@@ -30,19 +30,19 @@ def fit_plan(on: ModelOnDevice, workload: Workload) -> Plan:
         return unmeasured_plan(on, "cpu", workload, stock_attention=True)
     settings = stock_load(on, workload.n_ctx, workload.n_ubatch).of(workload)
     placement, steps = fit_under(memory_cap(on, settings), on.operators, settings)
-    found = stock_plan(on, workload, placement)
-    return replace(found, notes=(*found.notes, fit_sentence(placement, steps)))
+    record = stock_plan(on, workload, placement)
+    return replace(record, notes=(*record.notes, fit_sentence(placement, steps)))
 
 
 def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
     """A sentence on --fit's choice and the number of attempts."""
-    taken = f"-ngl {placement.n_gpu_layers}" if placement.n_gpu_layers >= 0 else "all layers"
+    layers = f"-ngl {placement.n_gpu_layers}" if placement.n_gpu_layers >= 0 else "all layers"
     if placement.device_layers:
-        taken += f" (-ts {','.join(map(str, placement.device_layers))})"
+        layers += f" (-ts {','.join(map(str, placement.device_layers))})"
     if placement.overrides:
-        taken += f" and {len(placement.overrides)} overrides"
+        layers += f" and {len(placement.overrides)} overrides"
     calls = f", found in {len(steps)} attempts under --gpu-weights" if len(steps) > 1 else ""
-    return f"--fit chooses {taken}{calls}"
+    return f"--fit chooses {layers}{calls}"
 
 
 def stock_plan(
@@ -54,12 +54,12 @@ def stock_plan(
     places = expected_places(on.operators, n_layer, placement)
     on_device = [name for name, place in places.items() if place == "device"]
     gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
-    given = Given(on_device, gpu_layers, name, placement.options, placement.device_layers)
+    given_placement = Given(on_device, gpu_layers, name, placement.options, placement.device_layers)
     workload = replace(workload, n_ubatch=placement.n_ubatch or workload.n_ubatch)
     if not priced:
-        return replace(unmeasured_plan(on, given, workload), device=str(on.device))
-    found = checked(on, plan(on.problems, Request(workload, given.policy(on)), str(on.device)))
-    return replace(found, device=str(on.device))
+        return replace(unmeasured_plan(on, given_placement, workload), device=str(on.device))
+    record = checked(on, plan(on.problems, Request(workload, given_placement.policy(on)), str(on.device)))
+    return replace(record, device=str(on.device))
 
 
 def promising_stock(
@@ -72,14 +72,17 @@ def promising_stock(
     """The most promising configurations of stock llama.cpp with their predicted times (planner/policies/stock.py).
     latest_s: largest predicted seconds of the prompt. Raises as planning does."""
     with on.no_alloc_loads.together():
-        asked = Request(workload)
-        found = most_promising(
-            on.problem(stock_attention(on)).of_step(workload.step), asked, modes, n_ubatches, latest_s=latest_s
+        request = Request(workload)
+        candidates = most_promising(
+            on.problem(stock_attention(on)).of_step(workload.step), request, modes, n_ubatches, latest_s=latest_s
         )
-    sizes = (one.workload.n_ubatch for one in found)
+    sizes = (candidate.workload.n_ubatch for candidate in candidates)
     return [
-        (StockPlacement.of(on.model.n_layer, one.placement, 0 if n == workload.n_ubatch else n), one.predicted)
-        for one, n in zip(found, sizes, strict=True)
+        (
+            StockPlacement.of(on.model.n_layer, candidate.placement, 0 if n == workload.n_ubatch else n),
+            candidate.predicted,
+        )
+        for candidate, n in zip(candidates, sizes, strict=True)
     ]
 
 
@@ -109,10 +112,10 @@ def memory_cap(on: ModelOnDevice, load: LoadSettings) -> Cap:
     if not on.has_device:
         return Cap()
     if on.members:
-        each = [
+        member_bytes = [
             memory_cap(member, replace(load, device=str(member.device.timed))).device_bytes for member in on.members
         ]
-        return Cap(sum(n or 0 for n in each), of_each=tuple(n or 0 for n in each))
+        return Cap(sum(n or 0 for n in member_bytes), of_each=tuple(n or 0 for n in member_bytes))
     options = on.options
     capacity = options.vram
     if capacity is None:

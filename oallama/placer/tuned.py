@@ -31,8 +31,8 @@ class Tuned:
     @property
     def sentence(self) -> str:
         """The result in use, and the class that it was measured for."""
-        other = f" (no result for {self.asked.name} yet)" if self.result.of != self.asked else ""
-        return f"{self.result.use}{other}"
+        substitution = f" (no result for {self.asked.name} yet)" if self.result.of != self.asked else ""
+        return f"{self.result.use}{substitution}"
 
 
 def result_key(on: ModelOnDevice, n_ctx: int, cap: Cap | None = None) -> Key:
@@ -40,7 +40,7 @@ def result_key(on: ModelOnDevice, n_ctx: int, cap: Cap | None = None) -> Key:
     no_alloc load. Raises what that raises."""
     options, attention = on.options, on.attention
     cap = cap or memory_cap(on, stock_load(on, n_ctx, options.n_ubatch or STOCK_UBATCH))
-    memory, *others = map(memory_step, cap.of_each or (cap.device_bytes or 0,))
+    memory, *other_steps = map(memory_step, cap.of_each or (cap.device_bytes or 0,))
     return Key(
         model=on.model.fingerprint,
         machine=on.machine_key,
@@ -57,7 +57,7 @@ def result_key(on: ModelOnDevice, n_ctx: int, cap: Cap | None = None) -> Key:
         type_v=attention.type_v,
         late_first_word=options.late_first_word,
         draft="" if on.drafter is None else on.drafter.identity,
-        others=tuple((member.machine_key, step) for member, step in zip(on.members[1:], others, strict=True)),
+        others=tuple((member.machine_key, step) for member, step in zip(on.members[1:], other_steps, strict=True)),
     )
 
 
@@ -76,8 +76,8 @@ def _known(on: ModelOnDevice, n_ctx: int) -> TuneResult | None:
     """The cached result, or None. Free memory changes from run to run, so the result of one memory step less counts
     too: its plans fit."""
     key = result_key(on, n_ctx)
-    found = read_result(key)
-    return found if found or on.options.vram is not None else read_result(replace(key, memory=key.memory - 1))
+    cached = read_result(key)
+    return cached if cached or on.options.vram is not None else read_result(replace(key, memory=key.memory - 1))
 
 
 def tuned_plan(on: ModelOnDevice, workload: Workload, result: TuneResult | None = None) -> Tuned | None:
@@ -85,12 +85,12 @@ def tuned_plan(on: ModelOnDevice, workload: Workload, result: TuneResult | None 
     None: the cached ones. Raises as result_key."""
     result = result or _known(on, workload.n_ctx)
     kind = class_of(workload)
-    found = result.nearest(kind) if result is not None else None
-    if result is None or found is None:
+    class_result = result.nearest(kind) if result is not None else None
+    if result is None or class_result is None:
         return None
     try:
-        plan = result.plan(found.plan)
+        plan = result.plan(class_result.plan)
         plan.check(on.model, on.operators)
     except PlanError:  # the file was changed
         return None
-    return Tuned(replace(plan, model_path=on.model.path), kind, found)
+    return Tuned(replace(plan, model_path=on.model.path), kind, class_result)

@@ -115,14 +115,14 @@ def models_document(models: Iterable[DescribedModel], faults: Iterable[Fault]) -
     return {
         "models": [
             {
-                "name": found.model.name,
-                "store": found.model.store,
-                "bytes": found.n_bytes,
-                "quantisation": found.quantisation,
-                "path": str(found.model.path),
-                "files": [str(file) for file in found.model.files],
+                "name": described.model.name,
+                "store": described.model.store,
+                "bytes": described.n_bytes,
+                "quantisation": described.quantisation,
+                "path": str(described.model.path),
+                "files": [str(file) for file in described.model.files],
             }
-            for found in models
+            for described in models
         ],
         "unusable": [{"name": fault.name, "why": fault.why} for fault in faults],
     }
@@ -131,12 +131,12 @@ def models_document(models: Iterable[DescribedModel], faults: Iterable[Fault]) -
 def models_table(models: Iterable[DescribedModel]) -> Table:
     rows = [
         (
-            printable(found.model.name),
-            found.model.store,
-            format_bytes(found.n_bytes),
-            found.quantisation,
-            printable(str(found.model.path), 1000),
+            printable(described.model.name),
+            described.model.store,
+            format_bytes(described.n_bytes),
+            described.quantisation,
+            printable(str(described.model.path), 1000),
         )
-        for found in models
+        for described in models
     ]
     return table("", "name |downloaded by |>size |quantisation |path", rows)
