@@ -83,7 +83,7 @@ class Candidates:
         most classes, the fastest by prediction."""
         workload, fit = self._workloads[kind], self._fits[kind] or UNKNOWN
         stock = self._stock(kind)
-        best_s = min(each.total_s for each in stock)
+        best_s = min(candidate.total_s for candidate in stock)
         ranked = {name: seconds for name, seconds in self._ranked[kind].items() if seconds <= HOPELESS * best_s}
         names = sorted(ranked, key=lambda name: (not self._is_near(kind, name), -self._wide[name], ranked[name]))
         promised = {name: best_s / ranked[name] if best_s < math.inf else None for name in names}
@@ -93,7 +93,9 @@ class Candidates:
             workload.n_gen,
             n_gen,
             fit.ttft_s * (1 + workload.n_past / workload.n_prompt / 2) + n_gen * fit.tpot_s,
-            tuple(StockTry(each.placement, n_draft=each.n_draft, device=each.device) for each in stock),
+            tuple(
+                StockTry(candidate.placement, n_draft=candidate.n_draft, device=candidate.device) for candidate in stock
+            ),
             races=tuple(ABTest(self._plans[n].policy, n, workload.n_gen, promised[n]) for n in names[:MOST_TESTS]),
         )
 
@@ -113,7 +115,7 @@ class Candidates:
         if best is None or best.predicted is None or fit is None or self._late_may_win:
             return
         n_ctx, n_ubatch, n_prompt = (getattr(self._workloads[kind], name) for name in ("n_ctx", "n_ubatch", "n_prompt"))
-        longer = [each.workload(n_ctx, n_ubatch) for each in classes_in(n_ctx) if each.history == kind.history]
+        longer = [other.workload(n_ctx, n_ubatch) for other in classes_in(n_ctx) if other.history == kind.history]
         for workload in (workload for workload in longer if workload.n_prompt > n_prompt):
             if best is not None and best.predicted is not None and best.predicted.ttft_s > LATE * fit.ttft_s:
                 best = self._add_best(workload)
@@ -122,12 +124,12 @@ class Candidates:
         """Add our best plan, with several devices on each and over all; returns the fastest. Configurations of stock
         llama.cpp are measured separately."""
         alone = self._placer.local_members or (self._placer,)
-        found = [self._add_best_on(placer, workload) for placer in alone]
+        plans = [self._add_best_on(placer, workload) for placer in alone]
         if self._placer.members:
-            asked = Request(workload, n_ubatches=larger_ubatches(workload, self._placer.options))
-            over = plan_of_ranges(self._placer, asked)
-            found.append(None if over is None else self._keep(over))
-        priced = [(plan.predicted.total_s, plan) for plan in found if plan is not None and plan.predicted is not None]
+            request = Request(workload, n_ubatches=larger_ubatches(workload, self._placer.options))
+            ranges_plan = plan_of_ranges(self._placer, request)
+            plans.append(None if ranges_plan is None else self._keep(ranges_plan))
+        priced = [(plan.predicted.total_s, plan) for plan in plans if plan is not None and plan.predicted is not None]
         return min(priced, key=itemgetter(0))[1] if priced else None
 
     def _add_best_on(self, placer: Placer, workload: Workload) -> Plan | None:
@@ -154,13 +156,13 @@ class Candidates:
         """Predicted seconds of the plans, the fastest first; then plans whose first word may be late. Plans that are
         likely to be late are left out."""
         workload, fit = self._workloads[kind], self._fits[kind]
-        found = []
+        ranked = []
         for name, plan in self._plans.items():
             predicted = self._placer.price(plan, _with_ubatch(workload, plan))
             late = predicted.ttft_s / fit.ttft_s if fit is not None and not self._late_may_win else 0.0
             if late <= LIKELY_LATE and math.isfinite(predicted.total_s):
-                found.append((late > LATE, predicted.total_s, name))
-        return {name: seconds for _, seconds, name in sorted(found)}
+                ranked.append((late > LATE, predicted.total_s, name))
+        return {name: seconds for _, seconds, name in sorted(ranked)}
 
     def _is_near(self, kind: WorkloadClass, plan: str) -> bool:
         """Whether a plan serves a class about as well as the best one (NEAR)."""
@@ -175,22 +177,22 @@ class Candidates:
             return [default]
         latest_s = math.inf if self._late_may_win else LIKELY_LATE * fit.ttft_s
         modes, n_ubatches = [mode for mode in STOCK_MODES if mode != FIT], larger_ubatches(workload, placer.options)
-        found = {self._does(default): default}
+        configurations = {self._does(default): default}
         for device, placement in self._alone.items():
             predicted = stock_plan(placer.alone_on(device), workload, placement).predicted
             if predicted is not None and predicted.ttft_s <= latest_s:
-                each = StockCandidate(placement, predicted, device=device)
-                found.setdefault(self._does(each), each)
+                candidate = StockCandidate(placement, predicted, device=device)
+                configurations.setdefault(self._does(candidate), candidate)
         promising = [
             StockCandidate(placement, predicted, device=device)
             for device in self._alone or ("",)
             for placement, predicted in promising_stock(placer.alone_on(device), workload, modes, n_ubatches, latest_s)
         ]
-        for each in sorted(promising, key=attrgetter("total_s"))[:MOST_PROMISING]:
-            found.setdefault(self._does(each), each)
-        offered = [*found.values(), *self._stock_with_drafts(workload, n_ubatches, latest_s)]
-        most_s = HOPELESS * min(each.total_s for each in offered)
-        return [each for each in offered if each is default or each.total_s <= most_s]
+        for candidate in sorted(promising, key=attrgetter("total_s"))[:MOST_PROMISING]:
+            configurations.setdefault(self._does(candidate), candidate)
+        offered = [*configurations.values(), *self._stock_with_drafts(workload, n_ubatches, latest_s)]
+        most_s = HOPELESS * min(candidate.total_s for candidate in offered)
+        return [candidate for candidate in offered if candidate is default or candidate.total_s <= most_s]
 
     def _stock_with_drafts(
         self, workload: Workload, n_ubatches: Sequence[int], latest_s: float
@@ -201,10 +203,10 @@ class Candidates:
         for n_draft in (n for n in STOCK_DRAFTS if n <= self._drafter.most_drafts):
             with suppress(DoesNotFit):
                 placer, step = with_stock_drafts(self._placer, self._drafter, workload, n_draft)
-                asked = replace(workload, step=step)
-                found = promising_stock(placer, asked, n_ubatches=n_ubatches, latest_s=latest_s)
-                if found:
-                    yield StockCandidate(*min(found, key=lambda each: each[1].total_s), n_draft)
+                drafted_workload = replace(workload, step=step)
+                options = promising_stock(placer, drafted_workload, n_ubatches=n_ubatches, latest_s=latest_s)
+                if options:
+                    yield StockCandidate(*min(options, key=lambda option: option[1].total_s), n_draft)
 
     def _does(self, candidate: StockCandidate) -> Hashable:
         """A key that is equal for equivalent configurations."""
@@ -219,10 +221,10 @@ def _with_ubatch(workload: Workload, plan: Plan) -> Workload:
 def with_stock_drafts(placer: Placer, drafter: Drafter, workload: Workload, n_draft: int) -> tuple[Placer, DecodeStep]:
     """beside_drafts for n_draft drafts, under the placer's memory cap. Raises DraftDoesNotFit."""
     cap = memory_cap(placer, stock_load(placer, workload.n_ctx, workload.n_ubatch))
-    beside, _, step = beside_drafts(
+    placer_with_drafts, _, step = beside_drafts(
         placer, drafter, workload, drafter.acceptance.rates[:n_draft], cap.device_bytes or 0
     )
-    return beside, step
+    return placer_with_drafts, step
 
 
 def placement_digest(plan: Plan) -> str:

@@ -128,8 +128,8 @@ def unsettled(placer: Placer, workload: Workload) -> tuple[ClassResult, float] |
     result."""
     tuner, kind = _Tuner(placer, workload), _measurable(placer, class_of(workload))
     tuner.read()
-    found = tuner.result.of(kind)
-    return None if found is None or found.settled else (found, tuner.seconds((kind,)))
+    result = tuner.result.of(kind)
+    return None if result is None or result.settled else (result, tuner.seconds((kind,)))
 
 
 def stock_at_once(placer: Placer, workload: Workload) -> Plan:
@@ -148,15 +148,15 @@ def tuned_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
         if doing:
             maker.progress(f"tuning: {doing}")
 
-    found = tune(maker.placer, maker.workload, progress=words, refresh=refresh, cpus=maker.setting.cpus)
-    spec, result = maker.of_plan("auto", found.plan), found.result
-    how = f"cached, took {result.seconds:.1f} s" if found.remembered else f"in {result.seconds:.1f} s"
-    if found.tuned is None:
+    tuning = tune(maker.placer, maker.workload, progress=words, refresh=refresh, cpus=maker.setting.cpus)
+    spec, result = maker.of_plan("auto", tuning.plan), tuning.result
+    how = f"cached, took {result.seconds:.1f} s" if tuning.remembered else f"in {result.seconds:.1f} s"
+    if tuning.tuned is None:
         return replace(
             spec, notes=(*spec.notes, f"tuning, {how}: using llama.cpp's placement, as there is no clear result")
         )
-    document = {**found.tuned.result.document, "remembered": found.remembered}
-    return replace(spec, notes=(*spec.notes, f"tuning, {how}: {found.tuned.result.sentence}"), gate=document)
+    document = {**tuning.tuned.result.document, "remembered": tuning.remembered}
+    return replace(spec, notes=(*spec.notes, f"tuning, {how}: {tuning.tuned.result.sentence}"), gate=document)
 
 
 class _Tuner:
@@ -194,24 +194,26 @@ class _Tuner:
 
     def read(self) -> None:
         """Merge the cached results with plans that were made but not measured."""
-        found = read_result(self.key) or TuneResult(self.key)
-        planned = [each for each in self.result.classes if found.of(each.of) is None]
-        plans = {**self.result.plans, **found.plans}
-        self.result = replace(found, classes=(*found.classes, *planned), plans=plans)
+        cached = read_result(self.key) or TuneResult(self.key)
+        planned = [planned_class for planned_class in self.result.classes if cached.of(planned_class.of) is None]
+        plans = {**self.result.plans, **cached.plans}
+        self.result = replace(cached, classes=(*cached.classes, *planned), plans=plans)
 
     def forget(self, kinds: Sequence[WorkloadClass]) -> None:
         """Drop the results of these classes; the cache keeps them until the next measurement."""
-        self.result = replace(self.result, classes=tuple(each for each in self.result.classes if each.of not in kinds))
+        self.result = replace(
+            self.result, classes=tuple(result for result in self.result.classes if result.of not in kinds)
+        )
 
     def left(self, kinds: Sequence[WorkloadClass]) -> list[ClassResult | None]:
         """Results of the unsettled classes; None for a class without a result."""
-        return [found for kind in kinds if (found := self.result.of(kind)) is None or not found.settled]
+        return [result for kind in kinds if (result := self.result.of(kind)) is None or not result.settled]
 
     def outcome(self, remembered: bool, kinds: Sequence[WorkloadClass] = ()) -> Tuning:
-        found = tuned_plan(self._placer, self._asked, self.result)
-        plan = found.plan if found else stock_plan(self._placer, self._asked, self._fit)
+        tuned = tuned_plan(self._placer, self._asked, self.result)
+        plan = tuned.plan if tuned else stock_plan(self._placer, self._asked, self._fit)
         left_s = self.seconds(kinds) if self.left(kinds) else 0.0
-        return Tuning(plan, self.result, class_of(self._asked), found, remembered, left_s)
+        return Tuning(plan, self.result, class_of(self._asked), tuned, remembered, left_s)
 
     def plan(self, kinds: Sequence[WorkloadClass]) -> None:
         """Add stock's configurations and plans to measure for the classes without a result."""
@@ -221,21 +223,23 @@ class _Tuner:
                 str(member.device): self._placement(f"{STOCK_FIT}@{number}")
                 for number, member in enumerate(self._placer.members)
             }
-            found = Candidates(self._placer, new, self._fit, alone)
+            candidates = Candidates(self._placer, new, self._fit, alone)
             for kind in new:
-                self.result = self.result.with_class(found.of(kind))
-            self.result = replace(self.result, plans={**self.result.plans, **found.plans})
+                self.result = self.result.with_class(candidates.of(kind))
+            self.result = replace(self.result, plans={**self.result.plans, **candidates.plans})
 
     def seconds(self, kinds: Sequence[WorkloadClass]) -> float:
         """Predicted seconds that settle these classes, with a margin; at least twice the seconds already spent without
         a pair."""
         load_s = START_S + sum(operator.bytes for operator in self._placer.operators) / LOAD_BYTES_PER_S
-        left = list(filter(None, self.left(kinds)))
-        open_tries = [(one.options, each.turn_s) for each in left for one in each.open_tries]
-        n_plans = len({ab_test.plan for each in left if (ab_test := each.open) is not None})
+        results = list(filter(None, self.left(kinds)))
+        open_tries = [(stock_try.options, result.turn_s) for result in results for stock_try in result.open_tries]
+        n_plans = len({ab_test.plan for result in results if (ab_test := result.open) is not None})
         searched_s = len({options for options, _ in open_tries}) * load_s + 3 * sum(s for _, s in open_tries)
-        tested_s = 2 * n_plans * load_s + (TYPICAL_TURNS + 2) * sum(each.turn_s for each in left)
-        in_vain_s = 0.0 if any(ab_test.pairs for each in left for ab_test in each.races) else 2 * self.result.seconds
+        tested_s = 2 * n_plans * load_s + (TYPICAL_TURNS + 2) * sum(result.turn_s for result in results)
+        in_vain_s = (
+            0.0 if any(ab_test.pairs for result in results for ab_test in result.races) else 2 * self.result.seconds
+        )
         return max(LEAST_BUDGET_S, MARGIN * (searched_s + tested_s), in_vain_s)
 
     def measure(self, kinds: Sequence[WorkloadClass], budget_s: float) -> None:
@@ -249,11 +253,11 @@ class _Tuner:
         try:
             self._search(kinds, lambda: is_over(SEARCH_SHARE), deadline)
             while not is_over():
-                before = self.result
+                earlier = self.result
                 for group in self._groups(kinds):
                     if not is_over():
                         self._ab_test(group, is_over, deadline)
-                if self.result == before:
+                if self.result == earlier:
                     break  # all classes are settled, or no round was valid
         except OutOfTime:
             pass
@@ -274,14 +278,14 @@ class _Tuner:
         """Measure the configurations of stock llama.cpp in classes with several, --fit first; then choose the rivals.
         Raises OutOfTime."""
         tests: dict[tuple[StockPlacement, int, str], list[ClassResult]] = {}
-        for found in filter(None, self.left(kinds)):
-            for one in found.open_tries:
-                tests.setdefault(one.options, []).append(found)
+        for result in filter(None, self.left(kinds)):
+            for stock_try in result.open_tries:
+                tests.setdefault(stock_try.options, []).append(result)
         placer = self._placer
         for n_done, (options, wanted) in enumerate(tests.items()):
             if n_done and is_over():
                 break
-            by_test = {self._test(found): found.of for found in wanted}
+            by_test = {self._test(result): result.of for result in wanted}
             arm, operators, n_layer = self._stock_arm(*options), placer.operators, placer.model.n_layer
             samples, fault = tried(arm, tuple(by_test), operators, n_layer, self._progress, deadline, self._measure)
             if fault and options == (self._fit, 0, ""):
@@ -290,27 +294,27 @@ class _Tuner:
                 speed = _speed(samples[test], test) if test in samples else None
                 placement, n_draft, device = options
                 self._keep(self.result[kind].with_try(StockTry(placement, speed, fault, n_draft, device)))
-        for found in filter(None, self.left(kinds)):
-            if not found.stock_plan:
-                self._choose_rival(found)
+        for result in filter(None, self.left(kinds)):
+            if not result.stock_plan:
+                self._choose_rival(result)
 
-    def _choose_rival(self, found: ClassResult) -> None:
+    def _choose_rival(self, result: ClassResult) -> None:
         """Make the fastest configuration the rival, with its plan; and bound the first words of the plans to compare
         with it."""
         late_may_win = self._placer.options.late_first_word
-        rival = found.fastest(late_may_win)
-        options, fit = found.tries[rival], found.tries[0]
+        rival = result.fastest(late_may_win)
+        options, fit = result.tries[rival], result.tries[0]
         name = FIT if rival == 0 else STOCK
-        plan = self._stock_plan(self._workload(found.of), *options.options, name)
+        plan = self._stock_plan(self._workload(result.of), *options.options, name)
         most_late = LATE * fit.speed.prompt_s / options.speed.prompt_s if fit.speed and options.speed else LATE
         races = []
-        for ab_test in found.races:
+        for ab_test in result.races:
             same = placement_digest(self.result.plan(ab_test.plan)) == placement_digest(plan)
             refused = f"{ab_test.policy}{SAME}" if same else ab_test.refused
             races.append(replace(ab_test, most_late=None if late_may_win else most_late, refused=refused))
         plans = {**self.result.plans, plan.fingerprint: plan.to_json()}
         self.result = replace(self.result, plans=plans)
-        self._keep(replace(found, rival=rival, stock_plan=plan.fingerprint, races=tuple(races)))
+        self._keep(replace(result, rival=rival, stock_plan=plan.fingerprint, races=tuple(races)))
 
     #
     # A/B tests
@@ -319,9 +323,9 @@ class _Tuner:
     def _groups(self, kinds: Sequence[WorkloadClass]) -> list[list[ClassResult]]:
         """Group classes whose next A/B tests compare the same two configurations."""
         groups: dict[tuple[StockPlacement, int, str, str], list[ClassResult]] = {}
-        for found in filter(None, self.left(kinds)):
-            if found.stock_plan and found.open is not None:
-                groups.setdefault((*found.tries[found.rival].options, found.open.plan), []).append(found)
+        for result in filter(None, self.left(kinds)):
+            if result.stock_plan and result.open is not None:
+                groups.setdefault((*result.tries[result.rival].options, result.open.plan), []).append(result)
         return list(groups.values())
 
     def _ab_test(self, group: Sequence[ClassResult], is_over: Callable[[], bool], deadline: Deadline) -> None:
@@ -329,28 +333,28 @@ class _Tuner:
         KeyboardInterrupt."""
         first, ab_test = group[0], group[0].open
         assert ab_test is not None
-        before = {self._test(found): found for found in group}
+        class_of_test = {self._test(class_result): class_result for class_result in group}
         rival = self._stock_arm(*first.tries[first.rival].options)
         ours = self._maker.of_plan(ab_test.policy, self.result.plan(ab_test.plan))
 
         def on_partial(result: BenchResult) -> None:
-            for made in result.series:
-                found = before[made.test]
-                known = found.ab_test(ab_test.plan)
-                self._keep(found.with_test(replace(known, pairs=(*known.pairs, *_pairs(made)))))
+            for series in result.series:
+                class_result = class_of_test[series.test]
+                latest = class_result.ab_test(ab_test.plan)
+                self._keep(class_result.with_test(replace(latest, pairs=(*latest.pairs, *_pairs(series)))))
 
         def done(series: Series) -> bool:
-            return is_over() or self.result[before[series.test].of].ab_test(ab_test.plan).standing != "open"
+            return is_over() or self.result[class_of_test[series.test].of].ab_test(ab_test.plan).standing != "open"
 
         operators, n_layer = self._placer.operators, self._placer.model.n_layer
-        bench = Bench((rival, ours), tuple(before), operators, n_layer, MOST_PAIRS, deadline=deadline, done=done)
+        bench = Bench((rival, ours), tuple(class_of_test), operators, n_layer, MOST_PAIRS, deadline=deadline, done=done)
         result = self._measure(bench, self._progress, on_partial)
         if why := refusal(result.arms, 1, LEAST_PAIRS):
             if result.arms[1].same_as and not any(arm.problems for arm in result.arms):
                 why = f"{ab_test.policy}{SAME}"
-            for found in group:
-                known = self.result[found.of]
-                self._keep(known.with_test(replace(known.ab_test(ab_test.plan), refused=why)))
+            for class_result in group:
+                latest = self.result[class_result.of]
+                self._keep(latest.with_test(replace(latest.ab_test(ab_test.plan), refused=why)))
         if result.interrupted:
             raise KeyboardInterrupt
 
@@ -367,16 +371,16 @@ class _Tuner:
         placer, drafter = self._placer.alone_on(device), self._placer.drafter
         if not n_draft or drafter is None:
             return stock_plan(placer, workload, placement, name=name)
-        beside, step = with_stock_drafts(placer, drafter, workload, n_draft)
-        plan = stock_plan(beside, replace(workload, step=step), placement, name=name)
+        placer_with_drafts, step = with_stock_drafts(placer, drafter, workload, n_draft)
+        plan = stock_plan(placer_with_drafts, replace(workload, step=step), placement, name=name)
         return replace(plan, draft=drafter.draft(plan, drafter.acceptance.rates[:n_draft]))
 
     def _workload(self, kind: WorkloadClass) -> Workload:
         return kind.workload(self._asked.n_ctx, self._asked.n_ubatch)
 
-    def _test(self, found: ClassResult) -> BenchTest:
-        workload = self._workload(found.of)
-        return BenchTest(workload.n_prompt, found.n_measured, workload.n_past)
+    def _test(self, result: ClassResult) -> BenchTest:
+        workload = self._workload(result.of)
+        return BenchTest(workload.n_prompt, result.n_measured, workload.n_past)
 
 
 def _pairs(series: Series) -> list[Pair]:

@@ -109,7 +109,9 @@ class ArmMaker:
             setting=self.setting.changed(device="none") if plan.device == "none" else self._setting_of(plan),
             plan=plan.to_json(),
             plan_fingerprint=plan.fingerprint,
-            predicted={test.label: found for test in self.tests if (found := self._predicted(plan, test)) is not None},
+            predicted={
+                test.label: prediction for test in self.tests if (prediction := self._predicted(plan, test)) is not None
+            },
             bound=None if plan.bound is None else asdict(plan.bound),
             notes=(*plan.notes, *self._other_cache(plan)),
             draft=plan.draft,
@@ -118,7 +120,7 @@ class ArmMaker:
     def _setting_of(self, plan: Plan) -> Setting:
         """The setting with the memory cap of the requested devices that the plan uses."""
         used = self.placer.on_devices_of(plan)
-        numbers = [n for n, one in enumerate(self.placer.device.each) if one in used.device.each]
+        numbers = [n for n, device in enumerate(self.placer.device.each) if device in used.device.each]
         return replace(self.setting, cap=self.setting.cap.of_some(numbers))
 
     def setting_alone(self, number: int) -> Setting:
@@ -156,13 +158,13 @@ class ArmMaker:
         """Predicted seconds of a plan for a test; 0 for a part that the test lacks. None: unknown, as a plan file may
         predict another run, and no profile is measured for it."""
         n_prompt, workload = max(1, test.n_prompt), plan.workload
-        found = self.placer.expected(plan, n_prompt, test.n_gen, test.n_depth)
+        prediction = self.placer.expected(plan, n_prompt, test.n_gen, test.n_depth)
         planned = (workload.n_prompt, workload.n_gen, workload.n_past)
-        if found is None and planned == (n_prompt, test.n_gen, test.n_depth):
-            found = plan.predicted
-        if found is None:
+        if prediction is None and planned == (n_prompt, test.n_gen, test.n_depth):
+            prediction = plan.predicted
+        if prediction is None:
             return None
-        ttft_s, tpot_s = found.ttft_s if test.n_prompt else 0.0, found.tpot_s if test.n_gen else 0.0
+        ttft_s, tpot_s = prediction.ttft_s if test.n_prompt else 0.0, prediction.tpot_s if test.n_gen else 0.0
         return asdict(Predicted.of(ttft_s, tpot_s, test.n_gen))
 
     def _other_cache(self, plan: Plan) -> tuple[str, ...]:
@@ -174,8 +176,8 @@ class ArmMaker:
         return (f"planned for a KV cache of {planned.type_k} and {planned.type_v}, but all arms run with {flags}",)
 
     def _stock(self, name: str) -> ArmSpec:
-        made = self._placed(name)
-        return replace(made, notes=(*made.notes, NO_REPACK)) if self.setting.load.no_repack else made
+        spec = self._placed(name)
+        return replace(spec, notes=(*spec.notes, NO_REPACK)) if self.setting.load.no_repack else spec
 
     def _placed(self, name: str) -> ArmSpec:
         if name == STOCK_CPU:
@@ -200,13 +202,13 @@ class ArmMaker:
                 f"{name}@{number}: --device names {len(members)} devices; choose from 0 to {len(members) - 1}"
             )
         alone = replace(self, placer=members[number], setting=self.setting_alone(number), auto=None)
-        made = alone._stock(name)
-        return replace(made, name=f"{name}@{number}")
+        spec = alone._stock(name)
+        return replace(spec, name=f"{name}@{number}")
 
     def _with_ubatch(self, name: str, n_ubatch: int) -> ArmSpec:
         n_batch = max(self.setting.load.n_batch, n_ubatch)  # llama.cpp takes the smaller of the two
-        made = replace(self, setting=self.setting.changed(n_ubatch=n_ubatch, n_batch=n_batch))._stock(name)
-        return replace(made, name=f"{name}-ub{n_ubatch}")
+        spec = replace(self, setting=self.setting.changed(n_ubatch=n_ubatch, n_batch=n_batch))._stock(name)
+        return replace(spec, name=f"{name}-ub{n_ubatch}")
 
     def _with_drafts(self, name: str, base: str, kind: str | None, n_draft: int) -> ArmSpec:
         """The arm `base` with n_draft drafts per step by a draft model (draft) or the model's own last block (mtp), or
@@ -225,26 +227,26 @@ class ArmMaker:
         placer, n_bytes, step = beside_drafts(self.placer, drafter, workload, accepted, limit)
         cap = replace(self.setting.cap, device_bytes=limit - n_bytes) if limit else self.setting.cap
         setting = replace(self.setting, cap=cap)
-        made = replace(self, placer=placer, setting=setting, auto=None, step=step).make(base)
-        if made.plan is not None:
-            plan = Plan.from_json(dict(made.plan))
+        spec = replace(self, placer=placer, setting=setting, auto=None, step=step).make(base)
+        if spec.plan is not None:
+            plan = Plan.from_json(dict(spec.plan))
         else:
-            assert made.stock is not None
-            plan = stock_plan(placer, replace(workload, step=step), made.stock, priced=False)
-        made = self._drafting(made, drafter.draft(plan, accepted))
-        return replace(made, name=name, setting=replace(made.setting, cap=self.setting.cap))
+            assert spec.stock is not None
+            plan = stock_plan(placer, replace(workload, step=step), spec.stock, priced=False)
+        spec = self._drafting(spec, drafter.draft(plan, accepted))
+        return replace(spec, name=name, setting=replace(spec.setting, cap=self.setting.cap))
 
-    def _drafting(self, made: ArmSpec, draft: Draft) -> ArmSpec:
-        if made.plan is not None:
-            plan = replace(Plan.from_json(dict(made.plan)), draft=draft)
-            made = replace(made, plan=plan.to_json(), plan_fingerprint=plan.fingerprint)
-        return replace(made, draft=draft)
+    def _drafting(self, spec: ArmSpec, draft: Draft) -> ArmSpec:
+        if spec.plan is not None:
+            plan = replace(Plan.from_json(dict(spec.plan)), draft=draft)
+            spec = replace(spec, plan=plan.to_json(), plan_fingerprint=plan.fingerprint)
+        return replace(spec, draft=draft)
 
     def _fit(self, name: str, options: StockOptions = StockOptions()) -> ArmSpec:  # noqa: B008 - frozen
         self.progress(f"ask llama.cpp's --fit for {name}")
         load = self.setting.load
-        asked = Workload(1, 1, load.n_ctx, load.n_ubatch, step=self.step, n_outputs=load.n_outputs)
-        load = replace(load, stock=options).of(asked)
+        workload = Workload(1, 1, load.n_ctx, load.n_ubatch, step=self.step, n_outputs=load.n_outputs)
+        load = replace(load, stock=options).of(workload)
         placement, steps = fit_under(self.setting.cap, self.placer.operators, load)
         shown = tuple({"flag": "--fit", "value": step.n_gpu_layers, **asdict(step)} for step in steps)
         return ArmSpec(name, self.setting, placement, search=shown, notes=(fit_sentence(placement, steps),))
@@ -257,10 +259,12 @@ class ArmMaker:
         if name == STOCK_BEST:
             specs, modes = [self._fit(STOCK_FIT)], [mode for mode in STOCK_MODES if mode != FIT]
             n_ubatches = larger_ubatches(self.workload, self.placer.options)
-        found = promising_stock(self.placer, self.workload, modes, n_ubatches)
+        candidates = promising_stock(self.placer, self.workload, modes, n_ubatches)
         effect = partial(effect_of, self.placer.operators, self.placer.model.n_layer)
-        known = {effect(spec.stock) for spec in specs if spec.stock is not None}  # --fit may have chosen one of these
-        specs += [ArmSpec(name, self.setting, placement) for placement, _ in found if effect(placement) not in known]
+        effects = {effect(spec.stock) for spec in specs if spec.stock is not None}  # --fit may have chosen one of these
+        specs += [
+            ArmSpec(name, self.setting, placement) for placement, _ in candidates if effect(placement) not in effects
+        ]
         if not specs:
             cap = self.setting.cap.device_bytes or 0
             raise DoesNotFit(cap + 1, cap, self.setting.load.device, f"arm {name}")

@@ -31,9 +31,9 @@ def rows(result: BenchResult) -> list[Row]:
 def refusal(arms: Sequence[ArmResult], index: int, n_pairs: int) -> str | None:
     """Why the arm has no ratio to the first arm, in a sentence; None if it has a ratio."""
     arm, first = arms[index], arms[0]
-    for each in (arm, first):
-        if each.problems:
-            return f"{each.spec.name} did not run as specified: {each.problems[0]}"
+    for compared in (arm, first):
+        if compared.problems:
+            return f"{compared.spec.name} did not run as specified: {compared.problems[0]}"
     if index and (arm.same_as or arm.spec.name) == (first.same_as or first.spec.name):
         return f"{arm.spec.name} is the same configuration as {first.spec.name}"
     if n_pairs < LEAST_PAIRS:
@@ -124,10 +124,10 @@ def _speed_fields(result: BenchResult, series: Series, index: int) -> Row:
 def _ratio_fields(prefix: str, series: Series, index: int, value: Value, refused: str | None) -> dict[str, Any]:
     if index == 0:  # what the others refer to
         return {f"{prefix}ratio_to_first": None if refused else 1.0, f"{prefix}ratio_ci95": None}
-    found = None if refused else ratio_of(series, index, value)
+    ratio = None if refused else ratio_of(series, index, value)
     return {
-        f"{prefix}ratio_to_first": found.value if found else None,
-        f"{prefix}ratio_ci95": [found.low, found.high] if found else None,
+        f"{prefix}ratio_to_first": ratio.value if ratio else None,
+        f"{prefix}ratio_ci95": [ratio.low, ratio.high] if ratio else None,
     }
 
 
@@ -176,13 +176,13 @@ def _overrides_text(arm: ArmResult) -> str:
 
 def _placement(arm: ArmResult) -> dict[str, Any]:
     report = arm.report
-    found: dict[str, Any] = {"device": [], "host": [], "split": {}}
+    names_by_place: dict[str, Any] = {"device": [], "host": [], "split": {}}
     for name, place in report.places.items():
         if place == "split":
-            found["split"][name] = report.device_share.get(name)
+            names_by_place["split"][name] = report.device_share.get(name)
         else:
-            found[place].append(name)
-    return found
+            names_by_place[place].append(name)
+    return names_by_place
 
 
 #
@@ -252,7 +252,7 @@ def _cells(row: Row) -> list[str]:
 
 def _sentences(rows: Sequence[Row]) -> list[str]:
     first = rows[0]
-    found = _refusals(rows)
+    sentences = _refusals(rows)
     seen: set[str] = set()
     for row in rows:
         if row["arm"] in seen:
@@ -260,23 +260,23 @@ def _sentences(rows: Sequence[Row]) -> list[str]:
         seen.add(row["arm"])
         if row["search"] and row["search"][0].get("seconds") is not None:
             steps = ", ".join(f"{step['value']} {1e3 * step['seconds']:.1f} ms" for step in row["search"])
-            found.append(f"{_cell(row['arm'])}: searched {row['search'][0]['flag']}: {steps}.")
-        found += [f"{_cell(row['arm'])}: {_cell(note)}." for note in row["notes"]]
+            sentences.append(f"{_cell(row['arm'])}: searched {row['search'][0]['flag']}: {steps}.")
+        sentences += [f"{_cell(row['arm'])}: {_cell(note)}." for note in row["notes"]]
     caps = {
         row["arm"]: f"{row['cap_device_bytes'] / MIB:.1f} MiB" for row in rows if row["cap_device_bytes"] is not None
     }
     if len(set(caps.values())) == 1:
-        found.append(f"Cap on the device: {next(iter(caps.values()))} for every arm.")
+        sentences.append(f"Cap on the device: {next(iter(caps.values()))} for every arm.")
     elif caps:  # arms on one of several devices
-        found.append(f"Cap on the devices: {', '.join(f'{_cell(arm)} {cap}' for arm, cap in caps.items())}.")
+        sentences.append(f"Cap on the devices: {', '.join(f'{_cell(arm)} {cap}' for arm, cap in caps.items())}.")
     if first["cap_operator_bytes"] is not None:
-        found.append(f"Cap on weights on the device: {first['cap_operator_bytes'] / MIB:.2f} MiB for every arm.")
+        sentences.append(f"Cap on weights on the device: {first['cap_operator_bytes'] / MIB:.2f} MiB for every arm.")
     warnings = dict.fromkeys(warning for row in rows for warning in row["warnings"])
-    found += [f"Warning: {_cell(warning)}." for warning in warnings]
+    sentences += [f"Warning: {_cell(warning)}." for warning in warnings]
     if first["interrupted"]:
-        found.append("Interrupted: the rows shown are complete, others are missing.")
-    found.append(f"build: {first['build_commit']} ({first['build_number']})")
-    return list(dict.fromkeys(found))
+        sentences.append("Interrupted: the rows shown are complete, others are missing.")
+    sentences.append(f"build: {first['build_commit']} ({first['build_number']})")
+    return list(dict.fromkeys(sentences))
 
 
 def _refusals(rows: Sequence[Row]) -> list[str]:

@@ -46,47 +46,47 @@ def configuration(report: LoadReport) -> Hashable:
 def same_as(reports: Sequence[tuple[str, LoadReport]]) -> dict[str, str]:
     """Arm -> the first earlier arm with the same configuration; without arms that differ from all earlier ones."""
     first: dict[Hashable, str] = {}
-    found: dict[str, str] = {}
+    earlier_arm: dict[str, str] = {}
     for name, report in reports:
         earlier = first.setdefault(configuration(report), name)
         if earlier != name:
-            found[name] = earlier
-    return found
+            earlier_arm[name] = earlier
+    return earlier_arm
 
 
 def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
     """Warnings, as sentences; empty if there are none."""
-    found = []
+    warnings = []
     for measured in series:
         label = measured.test.label
         if bad := unsteady(measured):
-            found.append(
+            warnings.append(
                 f"{label}: the machine's speed changed by more than {MAX_DRIFT:.0%} within {bad} of "
                 f"{len(measured.kept)} rounds; run again when it is quiet, or raise -r"
             )
         elif changed := sum(not round_.fault for round_ in measured.discarded):
-            found.append(f"{label}: {_repeated(changed, 'round')} because the machine's speed changed")
+            warnings.append(f"{label}: {_repeated(changed, 'round')} because the machine's speed changed")
         if faults := [round_.fault for round_ in measured.discarded if round_.fault]:
-            found.append(f"{label}: {plural(len(faults), 'round')} discarded: {faults[-1]}")
+            warnings.append(f"{label}: {plural(len(faults), 'round')} discarded: {faults[-1]}")
         if again := sum(sum(map(bool, round_.replaced)) for round_ in measured.kept):
-            found.append(f"{label}: {_repeated(again, 'disturbed sample')}")
+            warnings.append(f"{label}: {_repeated(again, 'disturbed sample')}")
         late = [s for round_ in measured.kept for pair in round_.samples for s in pair if s.late_share is not None]
         if late:
-            found.append(
+            warnings.append(
                 f"{label}: emulated device: late {max(s.late_share or 0.0 for s in late):.2%} of the time in the "
                 f"worst turn; {sum(s.n_overruns or 0 for s in late)} overruns"
             )
-    found += [
+    warnings += [
         f"arm {arm.spec.name} used {arm.idle_cpu_share:.0%} of a CPU while others were measured"
         for arm in arms
         if arm.idle_cpu_share > BUSY_IDLE
     ]
-    found += [
+    warnings += [
         f"arms {arm.same_as} and {arm.spec.name} are the same configuration; any difference is noise"
         for arm in arms
         if arm.same_as
     ]
-    return found
+    return warnings
 
 
 def _repeated(count: int, what: str) -> str:
@@ -141,24 +141,24 @@ def device_share(report: LoadReport, name: str) -> float:
 
 
 def _cap_problems(report: LoadReport, operators: Sequence[Operator], cap: Cap) -> list[str]:
-    found = []
+    sentences = []
     if cap.device_bytes is not None and report.device_bytes > cap.device_bytes * (1 + TOLERANCE):
-        found.append(
+        sentences.append(
             f"it holds {format_bytes(report.device_bytes)} on {report.device} but only "
             f"{format_bytes(cap.device_bytes)} may be used"
         )
     for name, n_bytes in zip(report.device.split(","), cap.of_each, strict=False):
         used = sum(report.buffers.get(f"device {name}", ()))
         if used > n_bytes * (1 + TOLERANCE):
-            found.append(f"it holds {format_bytes(used)} on {name} but only {format_bytes(n_bytes)} may be used")
+            sentences.append(f"it holds {format_bytes(used)} on {name} but only {format_bytes(n_bytes)} may be used")
     if cap.operator_bytes is not None:
         used = bytes_at(operators, report.places, report.device_share)
         if used > cap.operator_bytes * (1 + TOLERANCE):
-            found.append(
+            sentences.append(
                 f"it has {format_bytes(used)} of weights on {report.device} but --gpu-weights allows "
                 f"{format_bytes(cap.operator_bytes)}"
             )
-    return found
+    return sentences
 
 
 def _some(names: Sequence[str]) -> str:

@@ -62,18 +62,18 @@ def measured(
             for bar in shown:
                 bar(doing, done, expect)
 
-        found = tune(placer, workload, kinds, progress, begin, budget_s, most_s, refresh)
-    for kind in (found.kind,) if kinds is None else kinds:
-        if (each := found.result.of(kind)) is not None:
-            log(f"oallama: {each.sentence}")
-    if found.left_s:
-        log(f"oallama: no clear result yet; continue ({minutes_text(found.left_s)}): {tuning(placer, workload)}")
-    if read_result(found.result.key) is None:
+        outcome = tune(placer, workload, kinds, progress, begin, budget_s, most_s, refresh)
+    for kind in (outcome.kind,) if kinds is None else kinds:
+        if (result := outcome.result.of(kind)) is not None:
+            log(f"oallama: {result.sentence}")
+    if outcome.left_s:
+        log(f"oallama: no clear result yet; continue ({minutes_text(outcome.left_s)}): {tuning(placer, workload)}")
+    if read_result(outcome.result.key) is None:
         log(
             f"warning: the result cannot be saved, as {cache_folder()} is not writable; free some disk space, or set "
             f"{FOLDER_VARIABLE} to another folder"
         )
-    return found
+    return outcome
 
 
 def at_once(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
@@ -82,11 +82,11 @@ def at_once(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
     from oallama.autotune.run import stock_at_once
     from oallama.placer.tuned import tuned_plan
 
-    found = tuned_plan(placer, workload)
-    if found is None:
+    tuned = tuned_plan(placer, workload)
+    if tuned is None:
         return stock_at_once(placer, workload), True
-    log(f"oallama: {found.sentence}")
-    return found.plan, found.result.of != found.asked
+    log(f"oallama: {tuned.sentence}")
+    return tuned.plan, tuned.result.of != tuned.asked
 
 
 def tune_after(placer: Placer, workload: Workload) -> None:
@@ -124,8 +124,8 @@ def tuning_gain(placer: Placer, workload: Workload, stock: Plan) -> str:
         if near := tuned_plan(placer, workload):
             use = f"using {policy_on(near.plan.policy, near.plan.device)} as for {near.result.of.name}"
             return f"{use}; measure {near.asked.name}: {tuning(placer, workload)}"
-        if known := unsettled(placer, workload):
-            result, left_s = known
+        if so_far := unsettled(placer, workload):
+            result, left_s = so_far
             return f"{result.sentence}; confirm ({minutes_text(left_s)}): {tuning(placer, workload)}"
         if placer.known_profile is not None:
             now = placer.price(stock, workload)

@@ -31,10 +31,10 @@ def model_file(model: str) -> str:
         return model
     from oallama.stores.find import find_model
 
-    found = find_model(model)
-    if found is not None:
-        log(f"note: {model} is {found.name} of {found.store}: {found.path}")
-        return str(found.path)
+    stored = find_model(model)
+    if stored is not None:
+        log(f"note: {model} is {stored.name} of {stored.store}: {stored.path}")
+        return str(stored.path)
     if names_the_hub(model):
         return str(pulled(hub_name(model)).path)
     raise UsageError(unknown_model(model))
@@ -50,10 +50,10 @@ def pulled(name: HubName) -> StoredModel:
         with busy(f"asking {endpoint()}"):
             wanted = look_up(name)
     except DownloadError as error:
-        if (found := find_model(name.model)) is None:
+        if (stored := find_model(name.model)) is None:
             raise DownloadError(f"{name} is not downloaded: {error}") from None
-        log(f"note: using the downloaded {found.name}: {error}")
-        return found
+        log(f"note: using the downloaded {stored.name}: {error}")
+        return stored
     files = f", {len(wanted.sizes)} files" if len(wanted.sizes) > 1 else ""
     log(f"{wanted.name}: {format_bytes(wanted.n_bytes)}{files}")
     return download(wanted)
@@ -102,10 +102,10 @@ def near_models(word: str) -> tuple[str, ...]:
     """Return GGUF files near by: first those in the folder that the word names or is in, then by similarity of the
     name."""
     named = Path(word)
-    own = {named} | ({named.parent} if len(named.parts) > 1 else set())
+    near_folders = {named} | ({named.parent} if len(named.parts) > 1 else set())
 
     def order(path: Path) -> tuple[bool, float, str]:
-        return path.parent not in own, -_likeness(named.name.lower(), path.stem.lower()), str(path)
+        return path.parent not in near_folders, -_likeness(named.name.lower(), path.stem.lower()), str(path)
 
     return tuple(str(path) for path in sorted(_ggufs(word), key=order)[:MOST_FILES])
 
@@ -123,8 +123,8 @@ def unknown_model(word: str) -> str:
     if names:
         nearest = sorted(names, key=lambda name: (-_likeness(word.lower(), name.lower()), name))
         parts.append(f"downloaded: {', '.join(nearest[:MOST_FILES])}")
-    if found := near_models(word):
-        parts.append(f"GGUF files nearby: {', '.join(found)}")
+    if files := near_models(word):
+        parts.append(f"GGUF files nearby: {', '.join(files)}")
     return "; ".join(parts)
 
 
@@ -134,10 +134,10 @@ def _likeness(wanted: str, name: str) -> float:
 
 def _ggufs(word: str) -> list[Path]:
     """Return the GGUF files in the folder that the word names or is in, in the current one, and in `models`."""
-    found: dict[Path, Path] = {}
+    paths: dict[Path, Path] = {}
     for folder in (Path(word), Path(word).parent, Path(), Path("models")):
         with contextlib.suppress(OSError, ValueError):  # missing, unreadable, or no name of a folder
             for path in itertools.islice(folder.iterdir(), MOST_ENTRIES):
                 if path.name.lower().endswith(".gguf") and path.is_file():
-                    found.setdefault(path.resolve(), path)
-    return list(found.values())
+                    paths.setdefault(path.resolve(), path)
+    return list(paths.values())

@@ -69,15 +69,15 @@ def read_header(path: str) -> Header:
     Raises ModelFileError for a file that is missing, unreadable, not a GGUF, truncated, or damaged.
     """
     try:
-        found = Path(path).stat()
-        if stat.S_ISDIR(found.st_mode):
+        status = Path(path).stat()
+        if stat.S_ISDIR(status.st_mode):
             raise ModelFileError(f"{path}: is a directory; name the .gguf file inside it")
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise ModelFileError(f"{path}: not a regular file; copy the model into one")
         with Path(path).open("rb", buffering=0) as file:
-            found = os.fstat(file.fileno())
-            cursor = Cursor(file, path, found.st_size)
-            return _parse(cursor, found.st_mtime_ns)
+            status = os.fstat(file.fileno())
+            cursor = Cursor(file, path, status.st_size)
+            return _parse(cursor, status.st_mtime_ns)
     except FileNotFoundError:
         raise ModelFileError(f"{path}: no such file; check the path") from None
     except (OSError, ValueError) as error:
@@ -211,13 +211,13 @@ def _alignment(path: str, entries: dict[str, MetadataEntry]) -> int:
 
 def _tensor_headers(cursor: Cursor, n: int) -> list[TensorInfo]:
     """Return the next n tensor headers; their offsets count from the beginning of the data, as in the file."""
-    found: dict[str, TensorInfo] = {}
+    tensors: dict[str, TensorInfo] = {}
     for index in range(n):
         tensor = _tensor_header(cursor, index)
-        if tensor.name in found:
+        if tensor.name in tensors:
             raise tensor.fault("occurs twice")
-        found[tensor.name] = tensor
-    return list(found.values())
+        tensors[tensor.name] = tensor
+    return list(tensors.values())
 
 
 def _tensor_header(cursor: Cursor, index: int) -> TensorInfo:

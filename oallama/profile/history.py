@@ -39,10 +39,10 @@ CHANGE = 0.05
 
 def with_seen(history: History, seen: Sequence[SeenPasses]) -> History:
     """The history with these passes added."""
-    known = {one.batch: one for one in history.seen}
+    passes_by_batch = {passes.batch: passes for passes in history.seen}
     for new in seen:
-        known[new.batch] = _mean(known[new.batch], new) if new.batch in known else new
-    return replace(history, seen=tuple(known[batch] for batch in sorted(known)))
+        passes_by_batch[new.batch] = _mean(passes_by_batch[new.batch], new) if new.batch in passes_by_batch else new
+    return replace(history, seen=tuple(passes_by_batch[batch] for batch in sorted(passes_by_batch)))
 
 
 def _mean(old: SeenPasses, new: SeenPasses) -> SeenPasses:
@@ -50,8 +50,8 @@ def _mean(old: SeenPasses, new: SeenPasses) -> SeenPasses:
     share = n_new / (n_old + n_new)
 
     def mean(name: str) -> float:
-        before, after = getattr(old, name), getattr(new, name)
-        return float(before + share * (after - before))
+        earlier, later = getattr(old, name), getattr(new, name)
+        return float(earlier + share * (later - earlier))
 
     return SeenPasses(
         new.batch, n_old + n_new, mean("cpu_s"), mean("wait_s"), mean("other_s"), mean("predicted_cpu_s"),
@@ -61,8 +61,8 @@ def _mean(old: SeenPasses, new: SeenPasses) -> SeenPasses:
 
 def adopted(history: History) -> History:
     """The history with rates from its passes, which are then dropped. Unchanged if all rates stay within CHANGE."""
-    decode, link = _rates([one for one in history.seen if one.batch == 1], single=True)
-    prompt, prompt_link = _rates([one for one in history.seen if one.batch > 1], single=False)
+    decode, link = _rates([passes for passes in history.seen if passes.batch == 1], single=True)
+    prompt, prompt_link = _rates([passes for passes in history.seen if passes.batch > 1], single=False)
     link = link or prompt_link or 1.0
     if all(abs(rate - 1) <= CHANGE for rate in (decode.cpu, decode.device, prompt.cpu, prompt.device, link)):
         return history
@@ -91,7 +91,7 @@ def corrected(profile: Profile, history: History) -> Profile:
         return replace(line, alpha_s=line.alpha_s * history.link, beta_s_per_byte=line.beta_s_per_byte * history.link,
                        points=points)  # fmt: skip
 
-    link = {name: fit(one) if name.startswith("h2d") else one for name, one in profile.link.items()}
+    link = {name: fit(line) if name.startswith("h2d") else line for name, line in profile.link.items()}
     note = f"times are corrected by earlier runs: {rates_text(history)}; --refresh measures again"
     return replace(profile, cases=tuple(map(case, profile.cases)), link=link, warnings=(*profile.warnings, note))
 
@@ -107,11 +107,11 @@ def rates_text(history: History) -> str:
 
 def _rates(seen: Sequence[SeenPasses], single: bool) -> tuple[Rates, float | None]:
     """(rates of CPU and device, that of the link; None: not known)."""
-    if sum(one.n_passes for one in seen) < ENOUGH_PASSES[single]:
+    if sum(passes.n_passes for passes in seen) < ENOUGH_PASSES[single]:
         return Rates(), None
 
     def total(name: str) -> float:
-        return float(sum(one.n_passes * getattr(one, name) for one in seen))
+        return float(sum(passes.n_passes * getattr(passes, name) for passes in seen))
 
     cpu = _believed(total("cpu_s"), total("predicted_cpu_s"))
     if total("wait_s") <= WAITED * total("total_s"):
@@ -124,8 +124,8 @@ def _believed(seen_s: float, predicted_s: float) -> float:
     return min(SLOWEST, max(FASTEST, seen_s / predicted_s)) if seen_s > 0 and predicted_s > 0 else 1.0
 
 
-def _times(one: Rates, other: Rates) -> Rates:
-    return Rates(_bounded(one.cpu * other.cpu), _bounded(one.device * other.device))
+def _times(rates: Rates, other: Rates) -> Rates:
+    return Rates(_bounded(rates.cpu * other.cpu), _bounded(rates.device * other.device))
 
 
 def _bounded(rate: float) -> float:
@@ -156,9 +156,9 @@ def read_history(model_fingerprint: str, machine: str, timings: str) -> History:
     """Read the history of a profile with these timings; an empty one if it is missing or unusable."""
     nothing = History(VERSION, model_fingerprint, timings)
     history = read_in_cache(History, history_path(model_fingerprint, machine)) or nothing
-    found = (history.version, history.model_fingerprint, history.profile)
+    identity = (history.version, history.model_fingerprint, history.profile)
     rates = (history.decode.cpu, history.decode.device, history.prompt.cpu, history.prompt.device, history.link)
-    sound = found == (VERSION, model_fingerprint, timings) and all(rate == _bounded(rate) for rate in rates)
+    sound = identity == (VERSION, model_fingerprint, timings) and all(rate == _bounded(rate) for rate in rates)
     return history if sound else nothing
 
 

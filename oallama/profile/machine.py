@@ -124,12 +124,12 @@ def last_level_cache(root: Path, n_threads: int) -> tuple[int, str]:
 
     A CPU may have several last-level caches; n_threads fill at most as many of them.
     """
-    found: dict[int, dict[str, int]] = {}  # level -> shared CPU list -> bytes
+    caches: dict[int, dict[str, int]] = {}  # level -> shared CPU list -> bytes
     for index in sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*")):
         level, kind, size = _read(index / "level"), _read(index / "type"), _read(index / "size")
         if level and size and level.isdigit() and kind != "Instruction":
-            found.setdefault(int(level), {})[_read(index / "shared_cpu_list") or str(index)] = _cache_size(size)
-    sizes = sorted(found[max(found)].values(), reverse=True) if found else []
+            caches.setdefault(int(level), {})[_read(index / "shared_cpu_list") or str(index)] = _cache_size(size)
+    sizes = sorted(caches[max(caches)].values(), reverse=True) if caches else []
     total = sum(sizes[: max(1, n_threads)])
     return (total, "sysfs") if total else (DEFAULT_LLC_BYTES, "default")
 
@@ -210,18 +210,18 @@ def _hash_of(files: Iterable[Path]) -> str | None:
 
 def _gpus(root: Path) -> list[str]:
     """Model and address of every NVIDIA GPU, PCI ids of every graphics card."""
-    found = []
+    cards = []
     for info in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
         model = re.search(r"^Model:\s*(.+)$", _read(info) or "", re.MULTILINE)
-        found.append(f"{info.parent.name} {model[1].strip() if model else '?'}")
+        cards.append(f"{info.parent.name} {model[1].strip() if model else '?'}")
     for card in sorted((root / "sys/class/drm").glob("card[0-9]*/device")):
         if "-" not in card.parent.name:
-            found.append(f"{_read(card / 'vendor')}:{_read(card / 'device')}")
-    return found
+            cards.append(f"{_read(card / 'vendor')}:{_read(card / 'device')}")
+    return cards
 
 
 def _gpu_driver(root: Path) -> str | None:
     """List every graphics driver of the kernel with its version, or the kernel's where it has none."""
-    found = [module for module in ("nvidia", "amdgpu", "xe", "i915") if (root / "sys/module" / module).is_dir()]
-    versions = (_read(root / "sys/module" / module / "version") or platform.release() for module in found)
-    return ", ".join(map(" ".join, zip(found, versions, strict=True))) or None
+    modules = [module for module in ("nvidia", "amdgpu", "xe", "i915") if (root / "sys/module" / module).is_dir()]
+    versions = (_read(root / "sys/module" / module / "version") or platform.release() for module in modules)
+    return ", ".join(map(" ".join, zip(modules, versions, strict=True))) or None

@@ -133,13 +133,13 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
         n_layer = model_info(read_gguf(settings.path)).n_layer
 
         def fit(offered: int) -> StockPlacement:
-            each = cap.of_each or (offered,)
-            margins = [left - n_bytes for left, n_bytes in zip(free, each, strict=True)]
-            found = _common_fit(library, settings, device.names, margins, log)
-            if len(free) == 1 or found.device_layers:
-                return found
+            budgets = cap.of_each or (offered,)
+            margins = [free_bytes - n_bytes for free_bytes, n_bytes in zip(free, budgets, strict=True)]
+            placement = _common_fit(library, settings, device.names, margins, log)
+            if len(free) == 1 or placement.device_layers:
+                return placement
             # everything fits: llama.cpp would divide layers by free memory, which may differ in another load
-            return replace(found, device_layers=layers_by_share(n_layer + 1, free))
+            return replace(placement, device_layers=layers_by_share(n_layer + 1, free))
 
         placement, steps = shrink_until_fits(fit, cap, sum(free), operators, n_layer)
     return {"placement": asdict(placement), "steps": [asdict(step) for step in steps]}
@@ -238,15 +238,15 @@ def _common_fit(
         raise ModelFileError(f"llama.cpp's --fit cannot load {settings.path}: {log.reason() or 'no reason given'}")
     if status != 0:
         raise DeviceError(f"llama.cpp's --fit finds no placement for {settings.path}: {log.reason() or 'no reason'}")
-    found, names = [], {load_bridge().buft(name): name for name in devices}
+    tensor_devices, names = [], {load_bridge().buft(name): name for name in devices}
     if model_params.tensor_buft_overrides:
         for entry in overrides:
             if not entry.pattern:
                 break
-            found.append((entry.pattern.decode(), names.get(entry.buft, CPU_DEVICE)))
+            tensor_devices.append((entry.pattern.decode(), names.get(entry.buft, CPU_DEVICE)))
     return StockPlacement(
         n_gpu_layers=int(model_params.n_gpu_layers),
-        overrides=tuple(found),
+        overrides=tuple(tensor_devices),
         options=options,
         fit_target_mib=max(*margins, 0) // MIB,
         device_layers=tuple(int(n) for n in split[: len(devices)]) if len(devices) > 1 and any(split) else (),

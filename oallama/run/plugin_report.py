@@ -59,49 +59,53 @@ class PluginReport:
 
     def expert_counts(self, operators: Sequence[Operator], n_expert: int) -> ExpertCounts:
         """Expert counts by layer, from the layer's first counted operator."""
-        counted = {found.name for found in self.experts}
+        counted = {uses.name for uses in self.experts}
         first: dict[int, str] = {}
         for operator in operators:
             if operator.layer is not None and operator.name in counted:
                 first.setdefault(operator.layer, operator.name)
         layers = {name: layer for layer, name in first.items()}
         counts_by_layer: dict[str, dict[int, LayerCounts]] = {"single": {}, "several": {}}
-        for found in self.experts:
-            if found.name in layers and len(found.uses) == n_expert:
-                layer_counts = LayerCounts(found.n_tokens, found.uses, found.ranks, found.gaps)
-                counts_by_layer[found.batches][layers[found.name]] = layer_counts
+        for uses in self.experts:
+            if uses.name in layers and len(uses.uses) == n_expert:
+                layer_counts = LayerCounts(uses.n_tokens, uses.uses, uses.ranks, uses.gaps)
+                counts_by_layer[uses.batches][layers[uses.name]] = layer_counts
         return ExpertCounts(counts_by_layer["single"], counts_by_layer["several"])
 
-    def since(self, before: PluginReport) -> PluginReport:
-        """The report with counts since `before`, a report of the same process; the emulated device's counts stay."""
-        blocks = {(block.name, block.batch): block for block in before.blocks}
-        experts = {(found.name, found.batches): found for found in before.experts}
+    def since(self, earlier: PluginReport) -> PluginReport:
+        """The report with counts since `earlier`, a report of the same process; the emulated device's counts stay."""
+        blocks = {(block.name, block.batch): block for block in earlier.blocks}
+        experts = {(uses.name, uses.batches): uses for uses in earlier.experts}
         later_blocks = (_block_since(block, blocks.get((block.name, block.batch))) for block in self.blocks)
-        later_experts = (_uses_since(found, experts.get((found.name, found.batches))) for found in self.experts)
+        later_experts = (_uses_since(uses, experts.get((uses.name, uses.batches))) for uses in self.experts)
         return replace(
             self,
-            stats=self.stats - before.stats,
-            single=self.single - before.single,
+            stats=self.stats - earlier.stats,
+            single=self.single - earlier.single,
             blocks=tuple(block for block in later_blocks if block.n_runs),
-            experts=tuple(found for found in later_experts if found.n_tokens),
+            experts=tuple(uses for uses in later_experts if uses.n_tokens),
         )
 
 
-def _block_since(after: MeasuredBlockTimes, before: MeasuredBlockTimes | None) -> MeasuredBlockTimes:
-    if before is None:
-        return after
+def _block_since(later: MeasuredBlockTimes, earlier: MeasuredBlockTimes | None) -> MeasuredBlockTimes:
+    if earlier is None:
+        return later
     counted = ("n_runs", "n_tokens", "launch_s", "host_s", "wait_s", "join_s")
-    return replace(after, **{name: getattr(after, name) - getattr(before, name) for name in counted})
+    return replace(later, **{name: getattr(later, name) - getattr(earlier, name) for name in counted})
 
 
-def _uses_since(after: ExpertUses, before: ExpertUses | None) -> ExpertUses:
-    if before is None:
-        return after
+def _uses_since(later: ExpertUses, earlier: ExpertUses | None) -> ExpertUses:
+    if earlier is None:
+        return later
     uses, ranks, gaps = (
-        tuple(n - m for n, m in zip(later, earlier, strict=True))
-        for later, earlier in ((after.uses, before.uses), (after.ranks, before.ranks), (after.gaps, before.gaps))
+        tuple(n - m for n, m in zip(later_counts, earlier_counts, strict=True))
+        for later_counts, earlier_counts in (
+            (later.uses, earlier.uses),
+            (later.ranks, earlier.ranks),
+            (later.gaps, earlier.gaps),
+        )
     )
-    return replace(after, n_tokens=after.n_tokens - before.n_tokens, uses=uses, ranks=ranks, gaps=gaps)
+    return replace(later, n_tokens=later.n_tokens - earlier.n_tokens, uses=uses, ranks=ranks, gaps=gaps)
 
 
 def read_report(path: Path) -> PluginReport | None:
@@ -147,27 +151,27 @@ def ask_report(folder: Path, pid: int, timeout_s: float) -> PluginReport | None:
 
 def runs_of(blocks: Iterable[MeasuredBlockTimes]) -> list[BlockRuns]:
     """Times of split blocks, added up over processes."""
-    found: dict[tuple[str, int], BlockRuns] = {}
-    for one in blocks:
-        before = found.get((one.name, one.batch), BlockRuns(one.name, one.batch, 0, 0, 0.0, 0.0, 0.0))
-        found[one.name, one.batch] = BlockRuns(
-            one.name,
-            one.batch,
-            before.n_runs + one.n_runs,
-            before.n_tokens + one.n_tokens,
-            before.cpu_s + one.host_s,
-            before.wait_s + one.wait_s,
-            before.other_s + one.launch_s + one.join_s,
+    runs: dict[tuple[str, int], BlockRuns] = {}
+    for block in blocks:
+        total = runs.get((block.name, block.batch), BlockRuns(block.name, block.batch, 0, 0, 0.0, 0.0, 0.0))
+        runs[block.name, block.batch] = BlockRuns(
+            block.name,
+            block.batch,
+            total.n_runs + block.n_runs,
+            total.n_tokens + block.n_tokens,
+            total.cpu_s + block.host_s,
+            total.wait_s + block.wait_s,
+            total.other_s + block.launch_s + block.join_s,
         )
-    return list(found.values())
+    return list(runs.values())
 
 
-def punctuality(before: PluginReport, after: PluginReport, elapsed_s: float) -> Punctuality | None:
+def punctuality(earlier: PluginReport, later: PluginReport, elapsed_s: float) -> Punctuality | None:
     """How well the emulated device kept time between two reports; None without one."""
-    if before.emulated is None or after.emulated is None:
+    if earlier.emulated is None or later.emulated is None:
         return None
     passed = {
-        field.name: getattr(after.emulated, field.name) - getattr(before.emulated, field.name)
+        field.name: getattr(later.emulated, field.name) - getattr(earlier.emulated, field.name)
         for field in fields(EmulatedStats)
     }
     return Punctuality(elapsed_s, passed)

@@ -54,17 +54,17 @@ def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str)
         "vulkan": lambda: _vulkan(env, cxx, wish == "vulkan"),
     }
     if wish != "auto":
-        found = finders[wish]()
-        if isinstance(found, Missing):
-            raise SetupError(f"cannot build OALLAMA_BACKEND={wish}: {found.why}")
-        return found
+        backend = finders[wish]()
+        if isinstance(backend, Missing):
+            raise SetupError(f"cannot build OALLAMA_BACKEND={wish}: {backend.why}")
+        return backend
     reasons = []
     for find in finders.values():
-        found = find()
-        if isinstance(found, GpuBackend):
-            return found
-        if found.card:
-            reasons.append(found.why)
+        backend = find()
+        if isinstance(backend, GpuBackend):
+            return backend
+        if backend.card:
+            reasons.append(backend.why)
     return GpuBackend("cpu", "CPU build: " + ("; ".join(reasons) or "no GPU driver answers"))
 
 
@@ -73,7 +73,7 @@ def gpu_hint(env: Mapping[str, str]) -> str:
     nodes = ["/dev/nvidiactl", "/dev/dxg", "/dev/kfd", *sorted(map(str, Path("/dev/dri").glob("renderD*")))]
     programs = ("nvidia-smi", "nvcc", "rocminfo", "hipcc", "vulkaninfo", "glslc")
     seen = [node for node in nodes if Path(node).exists()]
-    seen += [found for name in programs if (found := _find(name, env))]
+    seen += [program for name in programs if (program := _find(name, env))]
     names = ("CUDA_HOME", "CUDA_PATH", "CUDACXX", "CUDAARCHS", "ROCM_PATH", "VULKAN_SDK")
     return " ".join(seen + [f"{name}={env[name]}" for name in names if name in env])
 

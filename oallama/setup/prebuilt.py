@@ -28,27 +28,27 @@ _CHUNK = 1 << 20
 MOST_ARCHIVE_BYTES, MOST_UNPACKED_BYTES, MOST_FILES = 4 << 30, 16 << 30, 10_000  # far above any llama.cpp
 
 
-def take(given: str, sha256: str | None, cache: Path, step: Step) -> Path:
+def take(source: str, sha256: str | None, cache: Path, step: Step) -> Path:
     """Return the folder of libraries of --llama-cpp; unpacks archives in the cache. Raises SetupError, UsageError."""
     wanted = sha256.lower().removeprefix("sha256:") if sha256 else None
     if wanted is not None and (len(wanted) != 64 or set(wanted) - set("0123456789abcdef")):
         raise UsageError(f"--sha256 must be the 64 hexadecimal digits of the archive's SHA-256, not {sha256}")
-    if given.startswith(("http://", "https://")):
+    if source.startswith(("http://", "https://")):
         if wanted is None:
             raise UsageError("an archive from the network needs its hash; give --sha256")
-        folder = _unpacked(given, wanted, cache, step)
-    elif Path(given).is_dir():
+        folder = _unpacked(source, wanted, cache, step)
+    elif Path(source).is_dir():
         if wanted is not None:
-            raise UsageError(f"{given} is a folder, which has no hash; omit --sha256")
-        folder = Path(given).absolute()
-    elif Path(given).is_file():
-        found = digest(Path(given))
-        if wanted not in (None, found):
-            raise SetupError(f"{given} has the SHA-256 {found}, not {wanted}: it is another file, or was modified")
-        folder = _unpacked(given, found, cache, step)
+            raise UsageError(f"{source} is a folder, which has no hash; omit --sha256")
+        folder = Path(source).absolute()
+    elif Path(source).is_file():
+        hash_ = digest(Path(source))
+        if wanted not in (None, hash_):
+            raise SetupError(f"{source} has the SHA-256 {hash_}, not {wanted}: it is another file, or was modified")
+        folder = _unpacked(source, hash_, cache, step)
     else:
-        raise UsageError(f"--llama-cpp must be a folder, an archive (.tar.gz) or its address, not {given}")
-    return _libraries(folder, given)
+        raise UsageError(f"--llama-cpp must be a folder, an archive (.tar.gz) or its address, not {source}")
+    return _libraries(folder, source)
 
 
 def check_machine(folder: Path) -> None:
@@ -59,16 +59,16 @@ def check_machine(folder: Path) -> None:
         raise SetupError(f"the libraries in {folder} are for {machine}, but this machine is {platform.machine()}")
 
 
-def _libraries(folder: Path, given: str) -> Path:
+def _libraries(folder: Path, source: str) -> Path:
     """Return the folder with llama.cpp's libraries, at most three levels below."""
     for pattern in ("libllama.so", "*/libllama.so", "*/*/libllama.so", "*/*/*/libllama.so"):
-        for found in sorted(folder.glob(pattern)):
+        for library in sorted(folder.glob(pattern)):
             names = ("libllama.so.0", "libggml.so.0", "libggml-base.so.0", "libmtmd.so")
-            lacks = [name for name in names if not (found.parent / name).is_file()]
+            lacks = [name for name in names if not (library.parent / name).is_file()]
             if lacks:
-                raise SetupError(f"{found.parent} has no {lacks[0]}: give a complete build of llama.cpp for Linux")
-            return found.parent
-    raise SetupError(f"no libllama.so in {given}: give a build of llama.cpp for Linux with shared libraries")
+                raise SetupError(f"{library.parent} has no {lacks[0]}: give a complete build of llama.cpp for Linux")
+            return library.parent
+    raise SetupError(f"no libllama.so in {source}: give a build of llama.cpp for Linux with shared libraries")
 
 
 def _unpacked(given: str, sha256: str, cache: Path, step: Step) -> Path:
@@ -92,22 +92,22 @@ def _unpacked(given: str, sha256: str, cache: Path, step: Step) -> Path:
     return folder
 
 
-def fetch(given: str, sha256: str, archive: Path, step: Step) -> None:
+def fetch(source: str, sha256: str, archive: Path, step: Step) -> None:
     """Copy a file or download it, and check the copy, which no other user can change."""
-    address = Path(given).absolute().as_uri() if Path(given).is_file() else given
+    address = Path(source).absolute().as_uri() if Path(source).is_file() else source
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer, archive.open("xb") as file:
             for n_bytes in _copied(answer, file):
                 step.progress(f"{n_bytes >> 20} MiB")
                 if n_bytes > MOST_ARCHIVE_BYTES:
-                    raise SetupError(f"{given} is larger than {MOST_ARCHIVE_BYTES >> 30} GiB: it is not llama.cpp")
-        found = digest(archive)
+                    raise SetupError(f"{source} is larger than {MOST_ARCHIVE_BYTES >> 30} GiB: it is not llama.cpp")
+        hash_ = digest(archive)
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno in DISK_FAILED:
             raise
-        raise SetupError(f"cannot fetch {given} ({error}): check the address, or give a file") from error
-    if found != sha256:
-        raise SetupError(f"{given} has the SHA-256 {found}, not {sha256}: do not trust it")
+        raise SetupError(f"cannot fetch {source} ({error}): check the address, or give a file") from error
+    if hash_ != sha256:
+        raise SetupError(f"{source} has the SHA-256 {hash_}, not {sha256}: do not trust it")
 
 
 def unpack(archive: Path, folder: Path, given: str) -> None:
@@ -165,14 +165,14 @@ def put(folder: Path, place: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     draft.mkdir(parents=True)
     for path in folder.iterdir():
-        made = draft / path.name
+        copy = draft / path.name
         if path.is_symlink() and len(path.readlink().parts) == 1:
-            made.symlink_to(path.readlink())
+            copy.symlink_to(path.readlink())
         elif path.is_file():
             try:
-                os.link(path.resolve(), made)
+                os.link(path.resolve(), copy)
             except OSError:  # on another disk
-                shutil.copy2(path, made)
+                shutil.copy2(path, copy)
     if place.exists():
         place.replace(old)
     draft.replace(place)

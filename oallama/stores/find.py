@@ -13,15 +13,15 @@ from oallama.stores.stored import Fault, StoredModel
 
 def stored_models() -> tuple[list[StoredModel], list[Fault]]:
     """List all downloaded models, store by store, and the unusable models of ollama."""
-    found = [*cached_models(hub_cache()), *llama_models(llama_cache())]
+    stored = [*cached_models(hub_cache()), *llama_models(llama_cache())]
     if llama_cache() != hub_cache():
-        found += cached_models(llama_cache())  # later versions of llama.cpp use this layout under LLAMA_CACHE
+        stored += cached_models(llama_cache())  # later versions of llama.cpp use this layout under LLAMA_CACHE
     faults: list[Fault] = []
     for store in ollama_stores():
         models, broken = ollama_models(store)
-        found += models
+        stored += models
         faults += broken
-    return found, faults
+    return stored, faults
 
 
 def no_such_model(text: str) -> str:
@@ -35,16 +35,16 @@ def model_path(text: str) -> str:
     DownloadError."""
     if os.path.exists(text):  # noqa: PTH110 - Path.exists raises where a name is too long
         return text
-    found = find_model(text)
-    if found is None and names_the_hub(text):
+    model = find_model(text)
+    if model is None and names_the_hub(text):
         from oallama.stores.hub import download, look_up
 
-        found = download(look_up(parse_hub_name(text)))
-    if found is None and not text.endswith(".gguf"):
+        model = download(look_up(parse_hub_name(text)))
+    if model is None and not text.endswith(".gguf"):
         raise ModelFileError(
             f"{no_such_model(text)}; hf.co/USER/REPO downloads one from Hugging Face, `ollama pull` one from ollama"
         )
-    return text if found is None else str(found.path)
+    return text if model is None else str(model.path)
 
 
 def find_model(text: str) -> StoredModel | None:
@@ -59,14 +59,14 @@ def find_model(text: str) -> StoredModel | None:
         pass
     else:
         for cache in dict.fromkeys((hub_cache(), llama_cache())):
-            found = find_cached(name, cache)
-            if found is not None:
-                return found
+            stored = find_cached(name, cache)
+            if stored is not None:
+                return stored
     for model in llama_models(llama_cache()):
         if model.name == text:
             return model
     for store in ollama_stores():
-        found = find_in_ollama(text, store)
-        if found is not None:
-            return found
+        stored = find_in_ollama(text, store)
+        if stored is not None:
+            return stored
     return None

@@ -53,10 +53,10 @@ def look_up(name: HubName) -> HubFiles:
     from huggingface_hub import HfApi
 
     try:  # list_repo_tree would try six times, for 24 s
-        found = HfApi(endpoint=endpoint()).model_info(name.repo, files_metadata=True, timeout=ANSWER_S)
+        repository = HfApi(endpoint=endpoint()).model_info(name.repo, files_metadata=True, timeout=ANSWER_S)
     except Exception as error:  # of any of its HTTP libraries
         raise _failure(error, name) from error
-    sizes = {f.rfilename: f.size for f in found.siblings or () if isinstance(f.size, int) and f.size >= 0}
+    sizes = {f.rfilename: f.size for f in repository.siblings or () if isinstance(f.size, int) and f.size >= 0}
     files = choose(name, sizes)
     return HubFiles(HubName(name.repo, quant_of(files[0])), {file: sizes[file] for file in files})
 
@@ -93,9 +93,9 @@ def _failure(error: Exception, name: HubName, n_bytes: int = 0) -> OallamaError:
             f"`{_login()}` or set HF_TOKEN"
         )
     chain = _chain(error)
-    if any(getattr(one, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for one in chain):
+    if any(getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for cause in chain):
         return _no_room(name, n_bytes, hub_cache())
-    status = next((status for one in chain if (status := _status(one)) is not None), None)
+    status = next((status for cause in chain if (status := _status(cause)) is not None), None)
     if status is not None:
         return DownloadError(f"{endpoint()} answers {status} for {name.repo}; try again later")
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -110,22 +110,22 @@ def _failure(error: Exception, name: HubName, n_bytes: int = 0) -> OallamaError:
 
 def _login() -> str:
     """Return huggingface_hub's command for logging in, with its path if it is not on PATH."""
-    beside = Path(sys.executable).with_name("hf")
-    return shlex.join(["hf" if shutil.which("hf") or not beside.is_file() else str(beside), "auth", "login"])
+    program = Path(sys.executable).with_name("hf")
+    return shlex.join(["hf" if shutil.which("hf") or not program.is_file() else str(program), "auth", "login"])
 
 
 def _chain(error: BaseException) -> list[BaseException]:
     """Return the error and its causes, the first cause last."""
-    found = [error]
-    while (cause := found[-1].__cause__ or found[-1].__context__) is not None and cause not in found:
-        found.append(cause)
-    return found
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain
 
 
 def _status(error: BaseException) -> int | None:
     """Return the status of an HTTP answer."""
-    found: int | None = getattr(getattr(error, "response", None), "status_code", None)
-    return found
+    status: int | None = getattr(getattr(error, "response", None), "status_code", None)
+    return status
 
 
 def _check_room(wanted: HubFiles, cache: Path) -> None:
@@ -133,8 +133,8 @@ def _check_room(wanted: HubFiles, cache: Path) -> None:
     from huggingface_hub import try_to_load_from_cache
 
     repo = wanted.name.repo
-    there = [file for file in wanted.sizes if isinstance(try_to_load_from_cache(repo, file, cache_dir=cache), str)]
-    missing = wanted.n_bytes - sum(wanted.sizes[file] for file in there)
+    cached = [file for file in wanted.sizes if isinstance(try_to_load_from_cache(repo, file, cache_dir=cache), str)]
+    missing = wanted.n_bytes - sum(wanted.sizes[file] for file in cached)
     if missing > _free_bytes(cache):
         raise _no_room(wanted.name, missing, cache)
 

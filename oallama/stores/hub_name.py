@@ -66,33 +66,33 @@ def models(files: Iterable[str]) -> list[tuple[str, ...]]:
     for name in names:
         if part := _PART.fullmatch(name):
             parts_of.setdefault(part.group(1, 3, 4), {})[int(part[2])] = name
-    found: list[tuple[str, ...]] = []
+    file_groups: list[tuple[str, ...]] = []
     for name in names:
         part = _PART.fullmatch(name)
         if part is None:
-            found.append((name,))
+            file_groups.append((name,))
         elif int(part[2]) == 1:
             parts, n_parts = parts_of[part.group(1, 3, 4)], int(part[3])
             if 0 < n_parts <= len(parts) and all(i in parts for i in range(1, n_parts + 1)):
-                found.append(tuple(parts[i] for i in range(1, n_parts + 1)))
-    return found
+                file_groups.append(tuple(parts[i] for i in range(1, n_parts + 1)))
+    return file_groups
 
 
 def choose(name: HubName, files: Iterable[str]) -> tuple[str, ...]:
     """Return the files of the model that a name means, by llama.cpp's rule: the first whose path has QUANT before a dot
     or a dash, in any case. Raises UsageError if no model matches."""
-    found = models(files)
-    if not found:
+    candidates = models(files)
+    if not candidates:
         raise UsageError(f"{name.repo} has no GGUF model; name a repository with one, e.g. one that ends in -GGUF")
     for quant in [name.quant] if name.quant else DEFAULT_QUANTS:
         pattern = re.compile(rf"{re.escape(quant)}[.-]", re.IGNORECASE)
-        for model in found:
+        for model in candidates:
             if pattern.search(model[0]):
                 return model
     if not name.quant:
-        return found[0]
-    there = ", ".join(dict.fromkeys(filter(None, (quant_of(model[0]) for model in found)))) or "the default"
-    raise UsageError(f"{name.repo} has no {name.quant}; choose from {there}")
+        return candidates[0]
+    quants = ", ".join(dict.fromkeys(filter(None, (quant_of(model[0]) for model in candidates)))) or "the default"
+    raise UsageError(f"{name.repo} has no {name.quant}; choose from {quants}")
 
 
 def _is_model(file: str) -> bool:

@@ -49,6 +49,6 @@ def class_of(workload: Workload) -> WorkloadClass:
 
 def classes_in(n_ctx: int) -> tuple[WorkloadClass, ...]:
     """The classes that a context holds, the most frequent first: without history, then with it."""
-    every = [WorkloadClass(length, history) for history in (False, True) for length in LENGTHS]
-    held = [each for each in every if class_of(each.workload(n_ctx, 1)).length == each.length]
-    return tuple(each for each in held if not each.history or each.workload(n_ctx, 1).n_past >= LEAST_HISTORY)
+    classes = [WorkloadClass(length, history) for history in (False, True) for length in LENGTHS]
+    fitting = [kind for kind in classes if class_of(kind.workload(n_ctx, 1)).length == kind.length]
+    return tuple(kind for kind in fitting if not kind.history or kind.workload(n_ctx, 1).n_past >= LEAST_HISTORY)

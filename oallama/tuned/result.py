@@ -190,11 +190,11 @@ class ClassResult:
 
     def with_test(self, ab_test: ABTest) -> ClassResult:
         """Replace the A/B test of that plan."""
-        return replace(self, races=tuple(ab_test if each.plan == ab_test.plan else each for each in self.races))
+        return replace(self, races=tuple(ab_test if test.plan == ab_test.plan else test for test in self.races))
 
     def with_try(self, tried: StockTry) -> ClassResult:
         """Replace the results of those options."""
-        tries = tuple(tried if each.options == tried.options else each for each in self.tries)
+        tries = tuple(tried if stock_try.options == tried.options else stock_try for stock_try in self.tries)
         return replace(self, tries=tries)
 
     def fastest(self, late_may_win: bool) -> int:
@@ -297,7 +297,7 @@ class TuneResult:
     @property
     def document(self) -> dict[str, Any]:
         """All results in JSON."""
-        classes = [each.document for each in self.classes]
+        classes = [result.document for result in self.classes]
         return {"key": to_json(self.key), "classes": classes, "seconds": self.seconds}
 
     def plan(self, fingerprint: str) -> Plan:
@@ -305,22 +305,22 @@ class TuneResult:
         return Plan.from_json(dict(self.plans[fingerprint]), "a plan of the result")
 
     def of(self, kind: WorkloadClass) -> ClassResult | None:
-        return next((each for each in self.classes if each.of == kind), None)
+        return next((result for result in self.classes if result.of == kind), None)
 
     def __getitem__(self, kind: WorkloadClass) -> ClassResult:
         """Raises KeyError for a class without results."""
-        if (found := self.of(kind)) is None:
+        if (result := self.of(kind)) is None:
             raise KeyError(kind.name)
-        return found
+        return result
 
     def nearest(self, kind: WorkloadClass) -> ClassResult | None:
         """The nearest settled class, at most a step away; None if there is none."""
-        near = [each for each in self.classes if each.settled and each.of.distance(kind) <= 1]
-        return min(near, key=lambda each: each.of.distance(kind), default=None)
+        near = [result for result in self.classes if result.settled and result.of.distance(kind) <= 1]
+        return min(near, key=lambda result: result.of.distance(kind), default=None)
 
     def with_class(self, changed: ClassResult) -> TuneResult:
         """Replace the result of that class, or add it."""
-        others = tuple(each for each in self.classes if each.of != changed.of)
+        others = tuple(result for result in self.classes if result.of != changed.of)
         return replace(self, classes=(*others, changed))
 
 

@@ -53,25 +53,35 @@ def write_result(result: TuneResult) -> None:
         write_whole(path, json.dumps(asdict(result), indent=1), private=True)
 
 
-def _has_rival(found: ClassResult) -> bool:
+def _has_rival(result: ClassResult) -> bool:
     """Whether its rival is a measured option, or --fit."""
-    if found.rival == 0:
+    if result.rival == 0:
         return True
-    return 0 < found.rival < len(found.tries) and None not in (found.tries[0].speed, found.tries[found.rival].speed)
+    return 0 < result.rival < len(result.tries) and None not in (
+        result.tries[0].speed,
+        result.tries[result.rival].speed,
+    )
 
 
 def _is_sound(result: TuneResult) -> bool:
     """Whether its seconds can be compared, its A/B tests have no more pairs than are measured, and its plans exist."""
     classes = result.classes
-    speeds = [tried.speed for each in classes for tried in each.tries if tried.speed is not None]
-    speeds += [speed for each in classes for ab_test in each.races for pair in ab_test.pairs for speed in pair]
-    named = [each.stock_plan for each in classes if each.stock_plan]
-    named += [ab_test.plan for each in classes for ab_test in each.races if not ab_test.refused]
+    speeds = [tried.speed for class_result in classes for tried in class_result.tries if tried.speed is not None]
+    speeds += [
+        speed for class_result in classes for ab_test in class_result.races for pair in ab_test.pairs for speed in pair
+    ]
+    named = [class_result.stock_plan for class_result in classes if class_result.stock_plan]
+    named += [ab_test.plan for class_result in classes for ab_test in class_result.races if not ab_test.refused]
     return (
         all(1e-9 < seconds < 1e9 for speed in speeds for seconds in (speed.prompt_s, speed.token_s))
-        and all(each.n_gen > 0 and each.n_measured > 0 and _has_rival(each) for each in classes)
         and all(
-            len(ab_test.pairs) < MOST_PAIRS + 2 and ab_test.most_late != 0 for each in classes for ab_test in each.races
+            class_result.n_gen > 0 and class_result.n_measured > 0 and _has_rival(class_result)
+            for class_result in classes
+        )
+        and all(
+            len(ab_test.pairs) < MOST_PAIRS + 2 and ab_test.most_late != 0
+            for class_result in classes
+            for ab_test in class_result.races
         )
         and all(plan in result.plans for plan in named)
     )
