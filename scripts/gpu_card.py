@@ -90,20 +90,23 @@ def _run(options: argparse.Namespace) -> int:
     results = options.work / "results.json"
     document = _read(results, options.device)
     done = document["steps"]
-    left = [step for step in steps if done.get(step.name, {}).get("status") != 0]
+    steps_left = [step for step in steps if done.get(step.name, {}).get("status") != 0]
     for step in steps:
-        print(f"{'to do' if step in left else 'done':6}{step.seconds:5} s  {step.name}: {step.what}", file=sys.stderr)
-    print(f"about {sum(step.seconds for step in left) / 60:.0f} minutes to go", file=sys.stderr, flush=True)
+        print(
+            f"{'to do' if step in steps_left else 'done':6}{step.seconds:5} s  {step.name}: {step.what}",
+            file=sys.stderr,
+        )
+    print(f"about {sum(step.seconds for step in steps_left) / 60:.0f} minutes to go", file=sys.stderr, flush=True)
     if options.list:
         return 0
     options.work.mkdir(parents=True, exist_ok=True)
     matrix = MATRIX.read_text(encoding="utf-8").replace('"CUDA0"', json.dumps(options.device))
     (options.work / "card.toml").write_text(matrix, encoding="utf-8")
-    for step in left:
+    for step in steps_left:
         print(f"{step.name} …", file=sys.stderr, flush=True)
-        done[step.name] = found = run_step(step)
+        done[step.name] = outcome = run_step(step)
         write_document(document, results)
-        print(f"    {found['said'] or 'done'} ({found['seconds']} s)", file=sys.stderr, flush=True)
+        print(f"    {outcome['said'] or 'done'} ({outcome['seconds']} s)", file=sys.stderr, flush=True)
     return int(any(done[step.name]["status"] for step in steps))
 
 

@@ -89,8 +89,8 @@ class Cell:
         options = Options(flash_attn=self.flash_attn, gpu_weights=float(value) if kind == "gpu_weights" else None)
         device_bytes = 24 * GIB if kind == "gpu_weights" else parse_memory(value) if kind == "vram" else 0
         if kind == "vram_share":
-            taken = counted_load(model, workload, Attention("on"))
-            device_bytes = int(float(value) * taken.weights_host) + taken.kv + taken.compute
+            load = counted_load(model, workload, Attention("on"))
+            device_bytes = int(float(value) * load.weights_host) + load.kv + load.compute
         routing, rules = routing_of(self.model) if self.routed else None, Rules(**dict(self.rules))
         memory, larger = Memory(device_bytes, HOST_BUDGET), larger_ubatches(workload, options)
         problems = pure_problems(model, profile_of(self.machine, self.model), options, memory, routing)
@@ -198,8 +198,8 @@ def _large() -> Iterator[Cell]:
 def header(name: str) -> ModelHeader:
     shape, _, rest = name.partition(":")
     kind, _, layers = rest.partition(":")
-    made = planned(shape, kind or "Q4_0", int(layers) if layers else None)
-    return ModelHeader(made.info, made.operators, made.graph)
+    model = planned(shape, kind or "Q4_0", int(layers) if layers else None)
+    return ModelHeader(model.info, model.operators, model.graph)
 
 
 @cache
@@ -234,11 +234,11 @@ def _of_model(profile: Profile, of: ModelHeader) -> Profile:
 
 def _repacked(profile: Profile) -> Profile:
     """The profile with a second, faster layout of the CPU."""
-    own = [c for c in profile.cases if c.device == CPU_DEVICE and c.mul_mat.type in REPACK_TYPES]
+    cases = [c for c in profile.cases if c.device == CPU_DEVICE and c.mul_mat.type in REPACK_TYPES]
     return replace(
         profile,
         cases=profile.cases
-        + tuple(replace(c, layout="CPU_REPACK", seconds=c.seconds / REPACK_GAIN, samples=()) for c in own),
+        + tuple(replace(c, layout="CPU_REPACK", seconds=c.seconds / REPACK_GAIN, samples=()) for c in cases),
     )
 
 
@@ -309,21 +309,21 @@ def plans(only: Sequence[str] = ("",)) -> Iterator[tuple[str, dict[str, Any]]]:
         header(cell.model)
         start = time.process_time()
         try:
-            made = record_of(cell, cell.plan())
+            plan_record = record_of(cell, cell.plan())
         except OallamaError as error:
-            made = {"error": type(error).__name__}
+            plan_record = {"error": type(error).__name__}
         print(f"{cell.key}: {time.process_time() - start:.1f} s", file=sys.stderr)
-        yield cell.key, made
+        yield cell.key, plan_record
 
 
 def compare(only: Sequence[str] = ("",)) -> int:
     """Exit status 1 where a plan differs or takes more memory than it may. A plan that is predicted the same within
     rounding is the same."""
-    before = json.loads(PLANS.read_text(encoding="utf-8"))
+    old_records = json.loads(PLANS.read_text(encoding="utf-8"))
     n_same = n_differ = n_over = 0
-    moved: list[tuple[float, str]] = []  # total seconds, relative to before
+    moved: list[tuple[float, str]] = []  # total seconds, relative to the old records
     for key, now in plans(only):
-        then = before.get(key)
+        then = old_records.get(key)
         if now.get("spare", 0) < 0:
             n_over += 1
             print(f"over      {key}: takes {-now['spare']} bytes more than the limit")
@@ -353,8 +353,8 @@ def compare(only: Sequence[str] = ("",)) -> int:
 
 def record(only: str = "") -> None:
     """Keep the plans of these cells, and of others what was kept."""
-    made = json.loads(PLANS.read_text(encoding="utf-8")) | dict(plans([only]))
-    rows = [f"{json.dumps(cell.key)}: {json.dumps(made[cell.key])}" for cell in cells() if cell.key in made]
+    records = json.loads(PLANS.read_text(encoding="utf-8")) | dict(plans([only]))
+    rows = [f"{json.dumps(cell.key)}: {json.dumps(records[cell.key])}" for cell in cells() if cell.key in records]
     write_whole(PLANS, "{\n" + ",\n".join(rows) + "\n}\n")
 
 

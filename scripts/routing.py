@@ -81,12 +81,12 @@ def draw(drawing: RoutingDraw) -> dict[int, list[Row]]:
     n_expert = len(drawing.shares)
     odds = odds_of(drawing.shares, drawing.n_used)
     cumulated = list(accumulate(odds))
-    made: dict[int, list[Row]] = {}
+    rows: dict[int, list[Row]] = {}
     for layer in range(drawing.n_layer):
         rng = random.Random(f"{drawing.seed}/{layer}")
         names = rng.sample(range(n_expert), n_expert)
-        made[layer] = [_row(names, cumulated, drawing.n_used, rng) for _ in range(drawing.n_tokens)]
-    return made
+        rows[layer] = [_row(names, cumulated, drawing.n_used, rng) for _ in range(drawing.n_tokens)]
+    return rows
 
 
 def _row(names: Sequence[int], cumulated: Sequence[float], n_used: int, rng: random.Random) -> Row:
@@ -113,10 +113,10 @@ def odds_of(shares: Sequence[float], n_used: int) -> list[float]:
     wanted = np.maximum(wanted, 1e-9)
     odds = wanted / (1 - wanted)
     for _ in range(200):
-        found = inclusion(odds, n_used)
-        if np.abs(found - wanted).max() < 1e-9:
+        probabilities = inclusion(odds, n_used)
+        if np.abs(probabilities - wanted).max() < 1e-9:
             break
-        odds *= wanted / (1 - wanted) * (1 - found) / found
+        odds *= wanted / (1 - wanted) * (1 - probabilities) / probabilities
         odds /= odds.mean()
     return [float(value) for value in odds]
 
@@ -128,8 +128,8 @@ def inclusion(odds: Floats, n_used: int) -> Floats:
     """
     left, right = _symmetric(odds, n_used), _symmetric(odds[::-1], n_used)[::-1]
     without = (left[:-1, :n_used] * right[1:, n_used - 1 :: -1]).sum(1)
-    found: Floats = odds * without / left[-1, n_used]
-    return found
+    probabilities: Floats = odds * without / left[-1, n_used]
+    return probabilities
 
 
 def _symmetric(odds: Floats, n_used: int) -> Floats:
@@ -150,8 +150,12 @@ def traced(path: Path, n_layer: int | None, n_skip: int) -> dict[int, list[Row]]
             conversations = [arrays[name] for name in sorted(arrays.files)]
     except (ValueError, EOFError, zipfile.BadZipFile):
         raise ValueError(f"{path} is not an .npz of arrays") from None
-    shapes = {one.shape[1:] for one in conversations if one.ndim == 3 and one.dtype.kind in "iu"}
-    if len(shapes) != 1 or any(one.ndim != 3 for one in conversations):
+    shapes = {
+        conversation.shape[1:]
+        for conversation in conversations
+        if conversation.ndim == 3 and conversation.dtype.kind in "iu"
+    }
+    if len(shapes) != 1 or any(conversation.ndim != 3 for conversation in conversations):
         raise ValueError(f"{path} must have arrays of whole numbers [token, layer, rank], of one model")
     tokens = np.concatenate(conversations)[n_skip:, :n_layer]
     if not len(tokens):
@@ -172,7 +176,7 @@ def write_routing(path: Path, routing: Routing, remark: str) -> None:
 
 def read_routing(path: Path) -> dict[int, list[Row]]:
     """The rows of a file. Raises ValueError naming the line that is wrong."""
-    found: dict[int, list[Row]] = {}
+    rows: dict[int, list[Row]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -180,10 +184,10 @@ def read_routing(path: Path) -> dict[int, list[Row]]:
             layer, *ids = map(int, line.split())
         except ValueError:
             raise ValueError(f"{path}:{number}: a line is LAYER ID ID …, not {line[:60]!r}") from None
-        found.setdefault(layer, []).append(tuple(ids))
-    if not found:
+        rows.setdefault(layer, []).append(tuple(ids))
+    if not rows:
         raise ValueError(f"{path} has no rows")
-    return found
+    return rows
 
 
 def first_and_second(routing: Routing) -> tuple[Routing, Routing]:
@@ -200,11 +204,11 @@ def first_and_second(routing: Routing) -> tuple[Routing, Routing]:
 def counts_of(routing: Routing, fingerprint: str, n_layer: int, n_expert: int, n_used: int) -> Counts:
     """Count the rows of a model's layers, both as decode and as prompts of 256 tokens, in two recordings. Raises
     ValueError for rows of another model."""
-    own = {layer: rows for layer, rows in routing.items() if layer < n_layer}
-    if not own or any(len(row) != n_used or max(row) >= n_expert for rows in own.values() for row in rows):
+    layers = {layer: rows for layer, rows in routing.items() if layer < n_layer}
+    if not layers or any(len(row) != n_used or max(row) >= n_expert for rows in layers.values() for row in rows):
         raise ValueError(f"the file is not from a model with {n_expert} experts, {n_used} per token")
     counts = unknown_routing(fingerprint, n_expert, n_used)
-    for half in first_and_second(own):
+    for half in first_and_second(layers):
         of_tokens, of_prompts = (
             {layer: _tally(rows, n_expert, n_tokens) for layer, rows in half.items()} for n_tokens in (1, 256)
         )
@@ -235,25 +239,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 wrong usage or input; others as the errors of oallama have."""
     parser = parser_of("routing.py", __doc__)
     commands = parser.add_subparsers(required=True)
-    made = commands.add_parser("draw", help="random routing with a given concentration")
+    draw_command = commands.add_parser("draw", help="random routing with a given concentration")
     for name in ("--layers", "--experts", "--used"):
-        made.add_argument(name, type=int, required=True)
-    made.add_argument("--tokens", type=int, default=1000, help="default 1000")
-    made.add_argument(
+        draw_command.add_argument(name, type=int, required=True)
+    draw_command.add_argument("--tokens", type=int, default=1000, help="default 1000")
+    draw_command.add_argument(
         "--curve", required=True, metavar="E%=T%,…", help="the most used E %% of the experts carry T %% of the traffic"
     )
-    made.add_argument("--seed", type=int, default=0)
-    made.set_defaults(run=_draw)
-    kept = commands.add_parser("keep", help="count the first half as a model's traffic; write the second")
-    kept.add_argument("file", type=Path)
-    kept.add_argument("--model", required=True, metavar="GGUF")
-    kept.set_defaults(run=_keep)
-    taken = commands.add_parser("traces", help="recorded routing of a real model, in its order")
-    taken.add_argument("file", type=Path)
-    taken.add_argument("--layers", type=int, help="number of layers; default all")
-    taken.add_argument("--skip", type=int, default=0, metavar="TOKENS", help="skip the first N; default 0")
-    taken.set_defaults(run=_traces)
-    for command in (made, kept, taken):
+    draw_command.add_argument("--seed", type=int, default=0)
+    draw_command.set_defaults(run=_draw)
+    keep_command = commands.add_parser("keep", help="count the first half as a model's traffic; write the second")
+    keep_command.add_argument("file", type=Path)
+    keep_command.add_argument("--model", required=True, metavar="GGUF")
+    keep_command.set_defaults(run=_keep)
+    traces_command = commands.add_parser("traces", help="recorded routing of a real model, in its order")
+    traces_command.add_argument("file", type=Path)
+    traces_command.add_argument("--layers", type=int, help="number of layers; default all")
+    traces_command.add_argument("--skip", type=int, default=0, metavar="TOKENS", help="skip the first N; default 0")
+    traces_command.set_defaults(run=_traces)
+    for command in (draw_command, keep_command, traces_command):
         command.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(arguments)
     return guarded("routing", partial(options.run, options))

@@ -54,17 +54,17 @@ def compare(placer: Placer, policy: str, n_prompt: int, n_gen: int, rounds: int)
 
 def ratio(series: Series, value: Value) -> dict[str, Any]:
     """The server's speed relative to ours."""
-    here, server = ([value(sample) for sample in series.samples(arm)] for arm in (0, 1))
-    if not here:
+    ours, server = ([value(sample) for sample in series.samples(arm)] for arm in (0, 1))
+    if not ours:
         return {"ratio": None, "n": 0}
-    found = speed_ratio(here, server)
+    interval = speed_ratio(ours, server)
     return {
-        "here_s": median(here),
+        "here_s": median(ours),
         "server_s": median(server),
-        "ratio": found.value if found else median(here) / median(server),
-        "ci95": [found.low, found.high] if found else None,
-        "n": len(here),
-        "samples_s": {"here": here, "server": server},
+        "ratio": interval.value if interval else median(ours) / median(server),
+        "ci95": [interval.low, interval.high] if interval else None,
+        "n": len(ours),
+        "samples_s": {"here": ours, "server": server},
     }
 
 
@@ -79,16 +79,16 @@ def main() -> int:
     parser.add_argument("-p", type=int, default=256, dest="n_prompt")
     parser.add_argument("-n", type=int, default=32, dest="n_gen")
     parser.add_argument("-r", type=int, default=6, dest="rounds", help="rounds of A B B A")
-    asked = parser.parse_args()
-    return guarded("serve_ratio", lambda: _compare_each(asked))
+    options = parser.parse_args()
+    return guarded("serve_ratio", lambda: _compare_each(options))
 
 
-def _compare_each(asked: argparse.Namespace) -> int:
+def _compare_each(options: argparse.Namespace) -> int:
     placer = Placer.load(
-        asked.model, asked.device, vram=asked.vram, gpu_weights=asked.gpu_weights, threads=asked.threads
+        options.model, options.device, vram=options.vram, gpu_weights=options.gpu_weights, threads=options.threads
     )
-    for policy in asked.policies.split(","):
-        print(json.dumps(compare(placer, policy, asked.n_prompt, asked.n_gen, asked.rounds)), flush=True)
+    for policy in options.policies.split(","):
+        print(json.dumps(compare(placer, policy, options.n_prompt, options.n_gen, options.rounds)), flush=True)
     return 0
 
 

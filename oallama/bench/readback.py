@@ -42,8 +42,8 @@ def load_report(loaded: LoadedModel, settings: LoadSettings, operators: Collecti
     several = "," in loaded.device
     for row in loaded.buffers():
         name = row.buft if row.in_host_memory else f"device {row.device}" if several else "device"
-        before = by_memory.get(name, (0, 0, 0))
-        by_memory[name] = (before[0] + row.model, before[1] + row.context, before[2] + row.compute)
+        total = by_memory.get(name, (0, 0, 0))
+        by_memory[name] = (total[0] + row.model, total[1] + row.context, total[2] + row.compute)
     params = loaded.params
     return LoadReport(
         device=loaded.device,
@@ -114,9 +114,9 @@ def buffer_place(ggml: Any) -> Callable[[int], tuple[str, str, bool]]:
     """Make a function that returns (buffer type, its device or "", whether host memory) of a ggml_backend_buffer_t."""
 
     def function(name: str, result: type) -> Any:
-        found = ggml[name]
-        found.argtypes, found.restype = [ctypes.c_void_p], result
-        return found
+        symbol = ggml[name]
+        symbol.argtypes, symbol.restype = [ctypes.c_void_p], result
+        return symbol
 
     type_of = function("ggml_backend_buffer_get_type", ctypes.c_void_p)
     name_of = function("ggml_backend_buft_name", ctypes.c_char_p)
@@ -211,8 +211,8 @@ def weight_of(node: GgmlTensor) -> GgmlTensor:
     weight = node.src[0].contents
     while weight.view_src:
         weight = weight.view_src.contents
-    found: GgmlTensor = weight
-    return found
+    root: GgmlTensor = weight
+    return root
 
 
 def check_tensor_layout(ggml: Any) -> None:

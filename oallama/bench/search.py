@@ -39,7 +39,7 @@ def tried(
     (arm,) = result.arms
     if arm.problems:
         return {}, arm.problems[0]
-    best = {made.test: min(made.samples(0), key=lambda one: one.seconds) for made in result.series if made.kept}
+    best = {series.test: min(series.samples(0), key=lambda one: one.seconds) for series in result.series if series.kept}
     if len(best) < len(bench.tests):
         raise OutOfTime(f"{spec.name} was not measured in time")
     return {test: _scaled(best[one], test.n_gen / max(1, one.n_gen)) for test, one in short.items()}, ""

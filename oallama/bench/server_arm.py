@@ -83,11 +83,11 @@ class ServerArm:
     def load(self, operators: Sequence[str]) -> LoadReport:
         """Load the model in a process of ours, then in llama-server, and return what the first read back. Raises as
         ArmProcess.load."""
-        before = ArmProcess(self.spec, self._deadline)
+        arm = ArmProcess(self.spec, self._deadline)
         try:
-            report = before.load(operators)
+            report = arm.load(operators)
         finally:
-            before.close()
+            arm.close()
         placer, n_parallel = self._arms.placer, self._arms.n_parallel
         plan = self._arms.plan(self.spec)
         self._folder = self._stack.enter_context(temporary_folder("oallama-bench-", parent_for_server()))
@@ -141,10 +141,12 @@ class ServerArm:
     def _sample(self, test: BenchTest) -> Sample:
         """Time a test once. An emulated card that was late is a fault, which the schedule measures again."""
         time.sleep(IDLE_S)
-        before, start_s = ask_report(self._folder, self.pid, REPORT_S), time.perf_counter()
+        report_before, start_s = ask_report(self._folder, self.pid, REPORT_S), time.perf_counter()
         sample = self._ask(test, self._n_samples)
-        elapsed_s, after = time.perf_counter() - start_s, ask_report(self._folder, self.pid, REPORT_S)
-        return sample.beside(punctuality(before, after, elapsed_s) if before and after else None)
+        elapsed_s, report_after = time.perf_counter() - start_s, ask_report(self._folder, self.pid, REPORT_S)
+        return sample.beside(
+            punctuality(report_before, report_after, elapsed_s) if report_before and report_after else None
+        )
 
     def _ask(self, test: BenchTest, seed: int) -> Sample:
         """Send n_parallel prompts at once, and return the mean times of the requests. The first token of an answer
@@ -156,8 +158,8 @@ class ServerArm:
         ]  # fmt: skip
         with ThreadPoolExecutor(len(bodies)) as pool:
             timings = list(pool.map(self._timings, bodies))
-        prompt_s = mean(1e-3 * found["prompt_ms"] for found in timings)
-        token_s = mean(1e-3 * found["predicted_ms"] / max(1, found["predicted_n"] - 1) for found in timings)
+        prompt_s = mean(1e-3 * timing["prompt_ms"] for timing in timings)
+        token_s = mean(1e-3 * timing["predicted_ms"] / max(1, timing["predicted_n"] - 1) for timing in timings)
         return Sample(prompt_s if test.n_prompt else 0.0, test.n_gen * token_s)
 
     def _prompts(self, n_prompt: int) -> list[list[int]]:
@@ -167,10 +169,10 @@ class ServerArm:
 
     def _timings(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
-            found: Mapping[str, Any] = self._client.post("/completion", body)["timings"]
+            timings: Mapping[str, Any] = self._client.post("/completion", body)["timings"]
         except (Refused, Gone, KeyError) as error:
             raise DeviceError(f"llama-server of arm {self.spec.name} does not answer: {error}") from None
-        return found
+        return timings
 
     def _left_s(self, most_s: float) -> float:
         return most_s if self._deadline is None else min(most_s, self._deadline.left_s)

@@ -96,13 +96,13 @@ def command(
     model, plan_path = _model_and_plan(files, model_option)
     if plan_path is not None and (policy is not None or prefetch is not None):
         raise UsageError("a plan cannot be combined with --policy or --prefetch; omit these or the plan")
-    found = None if machine is None else machine_of(machine)
-    if found is not None:
+    other_machine = None if machine is None else machine_of(machine)
+    if other_machine is not None:
         if options.device is not None or profile is not None:
             raise UsageError("--machine includes its device and times; omit --device and --profile")
         options = replace(options, device="none")
     plan = None if plan_path is None else Plan.load(plan_path)
-    if plan is not None and found is None:
+    if plan is not None and other_machine is None:
         options = replace(options, device=device_for_plan(options.device, plan.device))
     placer = Placer.of_file(plan.model_path if model is None and plan else model_file(model or ""), options, profile)
     if plan is not None:
@@ -110,9 +110,9 @@ def command(
         workload = _workload(placer, plan, n_prompt, n_gen, n_depth, options.n_ctx)
     else:
         workload = placer.workload(n_prompt or 512, 128 if n_gen is None else n_gen, n_past=n_depth or 0)
-        plan = _plan_of_policy(placer, workload, policy, prefetch, found)
+        plan = _plan_of_policy(placer, workload, policy, prefetch, other_machine)
         workload = plan.workload
-    setting, simulation = _setting(placer, plan, found), placer.simulate(plan, workload, found)
+    setting, simulation = _setting(placer, plan, other_machine), placer.simulate(plan, workload, other_machine)
     document = json_text(simulate_document(setting, simulation)) if as_json or output is not None else ""
     if output is not None:
         write_file(output, document)
@@ -165,8 +165,8 @@ def _workload(
 ) -> Workload:
     """Return the plan's workload with requested values replaced."""
     workload = plan.workload
-    asked = (n_prompt or workload.n_prompt, workload.n_gen if n_gen is None else n_gen)
+    lengths = (n_prompt or workload.n_prompt, workload.n_gen if n_gen is None else n_gen)
     n_past = workload.n_past if n_depth is None else n_depth
-    if n_ctx is None and n_past + sum(asked) <= workload.n_ctx:
+    if n_ctx is None and n_past + sum(lengths) <= workload.n_ctx:
         n_ctx = workload.n_ctx
-    return placer.workload(*asked, n_ctx, workload.n_ubatch, n_past)
+    return placer.workload(*lengths, n_ctx, workload.n_ubatch, n_past)

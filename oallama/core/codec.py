@@ -77,12 +77,12 @@ _FIELDS: dict[type, tuple[_Field, ...]] = {}
 def _fields_of(cls: type) -> tuple[_Field, ...]:
     if cls not in _FIELDS:
         hints = get_type_hints(cls, include_extras=True)
-        found = []
+        described_fields = []
         for field in fields(cls):
             hint, marks = _split(hints[field.name])
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            found.append(_Field(field.name, hint, marks, default))
-        _FIELDS[cls] = tuple(found)
+            described_fields.append(_Field(field.name, hint, marks, default))
+        _FIELDS[cls] = tuple(described_fields)
     return _FIELDS[cls]
 
 

@@ -127,11 +127,11 @@ def spoken(message: str) -> str:
 def in_python(message: str) -> str:
     """A message with options, e.g. `--vram 6GiB`, as Python arguments, vram=6GiB."""
 
-    def argument(found: re.Match[str]) -> str:
-        option, value = found.groups()
+    def argument(match: re.Match[str]) -> str:
+        option, value = match.groups()
         name = ARGUMENTS.get(option)
         if name is None:
-            return found[0]
+            return match[0]
         quoted = value and not value.startswith("'") and not value.lstrip("-")[0].isdigit()
         return f"{name}={value!r}" if quoted else f"{name}={value}" if value else name
 

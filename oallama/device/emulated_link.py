@@ -158,9 +158,9 @@ class Watch:
         """Return the punctuality since start; the device's core is free afterwards. None for other devices."""
         if self._device is None:
             return None
-        found = Punctuality(time.perf_counter() - self._start_s, asdict(self._device.stats()))
+        punctuality = Punctuality(time.perf_counter() - self._start_s, asdict(self._device.stats()))
         self._device.rest()
-        return found
+        return punctuality
 
     def measured(self, measure: Callable[[], T], most_s: float = math.inf) -> tuple[T, Punctuality | None]:
         """Measure; return the result and the device's punctuality, of the first punctual try, else of the last of

@@ -23,8 +23,8 @@ from ggml_bridge.threads import Thread
 class HeldInterrupt:
     """A Ctrl-C that may have arrived. before: the previous handler, which gets it in the end."""
 
-    def __init__(self, before: Callable[[int, FrameType | None], Any]) -> None:
-        self._before = before
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self._handler = handler
         self._arrived: list[FrameType | None] = []
 
     def arrive(self, frame: FrameType | None) -> None:
@@ -36,7 +36,7 @@ class HeldInterrupt:
         if self._arrived:
             frame = self._arrived[0]
             self._arrived.clear()
-            self._before(signal.SIGINT, frame)
+            self._handler(signal.SIGINT, frame)
 
 
 @contextlib.contextmanager
@@ -46,11 +46,11 @@ def held_interrupt(on_interrupt: Callable[[], None] = lambda: None) -> Iterator[
 
     Does nothing outside the main thread, where signals do not arrive.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield HeldInterrupt(signal.default_int_handler)
         return
-    held = HeldInterrupt(before)
+    held = HeldInterrupt(handler)
 
     def hold(_number: int, frame: FrameType | None) -> None:
         held.arrive(frame)
@@ -60,7 +60,7 @@ def held_interrupt(on_interrupt: Callable[[], None] = lambda: None) -> Iterator[
     try:
         yield held
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
         held.hand_on()
 
 
@@ -70,11 +70,11 @@ AGAIN_S = 0.01  # after a Ctrl-C that was dropped, at the earliest
 def drop_no_interrupt() -> None:
     """Raise a Ctrl-C again that Python dropped, as in `__del__` and in callbacks of weak references. For programs only:
     the hook is process-wide."""
-    before = sys.unraisablehook
+    previous_hook = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            before(unraisable)
+            previous_hook(unraisable)
             return
         Thread(target=_interrupt_behind, args=(hook,), daemon=True).start()
 

@@ -77,7 +77,9 @@ def needs_no_repack(operators: Sequence[Operator]) -> bool:
     if not any_in_doubt(operators):
         return False
     bridge = load_bridge()
-    return any(not _is_right(bridge, stock_layout(bridge, one), one, one.shape) for one in operators)
+    return any(
+        not _is_right(bridge, stock_layout(bridge, operator), operator, operator.shape) for operator in operators
+    )
 
 
 def _is_three_dimensional(operator: Operator) -> bool:

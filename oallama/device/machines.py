@@ -40,10 +40,10 @@ def machine_of(text: str) -> Machine:
     Raises UsageError with the presets."""
     if text.lower().endswith(".json"):
         return _read(Path(text))
-    found = MACHINES.get(text.strip().lower())
-    if found is None:
+    machine = MACHINES.get(text.strip().lower())
+    if machine is None:
         raise UsageError(f"unknown machine {text!r}; choose from {', '.join(MACHINES)}, or give a .json file")
-    return found
+    return machine
 
 
 def _read(path: Path) -> Machine:

@@ -28,8 +28,8 @@ class NativeLog:
     def add(self, level: int, text: str) -> None:
         """Append a message of the log callback; a continuation is added to the line before it."""
         if level == LEVEL_CONTINUE and self.lines:
-            before, start = self.lines.pop()
-            self.lines.append((before, start + text))
+            last_level, start = self.lines.pop()
+            self.lines.append((last_level, start + text))
         else:
             self.lines.append((level, text))
 
@@ -62,10 +62,10 @@ def native_log(hold_interrupt: bool = True) -> Iterator[NativeLog]:
 
     callback = api.llama_log_callback(collect)
     with _lock, held_interrupt() if hold_interrupt else contextlib.nullcontext():
-        before, before_data = api.llama_log_callback(), ctypes.c_void_p()
-        api.llama_log_get(ctypes.byref(before), ctypes.byref(before_data))
+        callback_before, before_data = api.llama_log_callback(), ctypes.c_void_p()
+        api.llama_log_get(ctypes.byref(callback_before), ctypes.byref(before_data))
         try:  # a Ctrl-C behind the next line would else leave a callback there that is gone
             api.llama_log_set(callback, ctypes.c_void_p(0))
             yield log
         finally:
-            api.llama_log_set(before, before_data)
+            api.llama_log_set(callback_before, before_data)

@@ -109,7 +109,7 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
         link = connect(spec.endpoint)
         return OpenDevice(link.info.name, link.info, spec, link.close)
     if spec.emulated is not None:
-        (info, *others), close_emulated = open_emulated([one.emulated for one in spec.each if one.emulated])
+        (info, *others), close_emulated = open_emulated([device.emulated for device in spec.each if device.emulated])
         return OpenDevice(info.name, info, spec, close=close_emulated, others=tuple(others))
     if spec.is_none:
         return OpenDevice(NO_DEVICE, None, spec)
@@ -118,13 +118,13 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
         chosen = first_gpu(devices)
         name = chosen.name if chosen else NO_DEVICE
         return OpenDevice(name, chosen, spec)
-    info, *others = (_named(one, devices) for one in spec.each)
+    info, *others = (_named(device, devices) for device in spec.each)
     return OpenDevice(info.name, info, spec, others=tuple(others))
 
 
 def _open_beside_servers(spec: DeviceSpec) -> OpenDevice:
     """Open local devices and the RPC servers after them."""
-    local = open_now(replace(spec, others=tuple(one for one in spec.others if one.kind != "rpc")))
+    local = open_now(replace(spec, others=tuple(device for device in spec.others if device.kind != "rpc")))
     links: list[RpcLink] = []
 
     def close() -> None:
@@ -133,7 +133,7 @@ def _open_beside_servers(spec: DeviceSpec) -> OpenDevice:
         local.close()
 
     try:
-        links += (connect(one.endpoint) for one in spec.servers)
+        links += (connect(device.endpoint) for device in spec.servers)
     except BaseException:
         close()
         raise

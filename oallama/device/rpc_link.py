@@ -107,11 +107,11 @@ def limit_silence(endpoint: str, seconds: float = RPC_SILENCE_S) -> None:
 def _no_signals() -> Iterator[None]:
     """Block signals in threads that start in the block. A signal in ggml's thread would end a read with a time limit,
     and with it the process."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _register_links(client: _Client) -> None:
@@ -145,10 +145,10 @@ class _Client:
 
         def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
             library = client if "_rpc_" in name else registry
-            found = library[name]  # a function object of our own: llama_cpp's are not changed
-            found.argtypes, found.restype = list(arguments), result
-            made: Callable[..., int] = found
-            return made
+            symbol = library[name]  # a function object of our own: llama_cpp's are not changed
+            symbol.argtypes, symbol.restype = list(arguments), result
+            typed: Callable[..., int] = symbol
+            return typed
 
         self.registry = function("ggml_backend_rpc_add_server", pointer, text)
         self.all_rpc = function("ggml_backend_rpc_reg", pointer)

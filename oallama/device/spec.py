@@ -67,7 +67,7 @@ class DeviceSpec:
     @property
     def servers(self) -> tuple[DeviceSpec, ...]:
         """The RPC servers among all devices."""
-        return tuple(one for one in self.each if one.is_remote)
+        return tuple(device for device in self.each if device.is_remote)
 
     @property
     def timed(self) -> DeviceSpec:
@@ -134,24 +134,24 @@ def _parse_one(stripped: str) -> DeviceSpec:
     return DeviceSpec("ggml", name=stripped)
 
 
-def device_for_plan(asked: str | None, planned: str) -> str:
+def device_for_plan(requested: str | None, planned: str) -> str:
     """Return the `--device` text that a plan runs with: the requested one, else the plan's, also if the plan uses only
     some of the requested devices. Raises UsageError if only the plan names an RPC server, which would get weights and
     prompts because of a file; and for fewer devices than the plan uses."""
     spec = parse_device(planned)
-    if not asked and spec.servers:
+    if not requested and spec.servers:
         raise UsageError(
             f"the plan would send the model's weights and your prompts to {spec.servers[0]}; "
             f"if you trust that server, add --device {spec}"
         )
-    if not asked:
+    if not requested:
         return planned
-    n_asked, n_planned = len(parse_device(asked).each), len(spec.each)
-    if n_asked < n_planned and asked != "none":
+    n_asked, n_planned = len(parse_device(requested).each), len(spec.each)
+    if n_asked < n_planned and requested != "none":
         raise UsageError(
             f"the plan uses {n_planned} devices, but --device names {n_asked}; name as many, or plan again"
         )
-    return planned if n_planned < n_asked else asked
+    return planned if n_planned < n_asked else requested
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:

@@ -85,26 +85,27 @@ def _check_parts(headers: list[Header]) -> None:
     for i, header in enumerate(headers):
         path = header.file.path
         for key, expected in (("split.count", len(headers)), ("split.no", i)):
-            found = _split_value(header, key, "uint16", -1)
-            if found != expected:
+            number = _split_value(header, key, "uint16", -1)
+            if number != expected:
                 offset = header.entries[key].offset if key in header.entries else 0
-                stated = "missing" if found < 0 else str(found)
+                stated = "missing" if number < 0 else str(number)
                 raise fault(
                     path, offset, f"{key} is {stated} instead of {expected}", "use parts of one and the same model"
                 )
-        own = header.entries.get("general.architecture")
-        if own and arch and own.value != arch.value:
+        part_arch = header.entries.get("general.architecture")
+        if part_arch and arch and part_arch.value != arch.value:
             message = (
-                f"this part is of architecture {quoted(str(own.value))}, the first one of {quoted(str(arch.value))}"
+                f"this part is of architecture {quoted(str(part_arch.value))}, "
+                f"the first one of {quoted(str(arch.value))}"
             )
-            raise fault(path, own.offset, message, "use parts of one and the same model")
+            raise fault(path, part_arch.offset, message, "use parts of one and the same model")
         for key, entry in header.entries.items():
             first = headers[0].entries.get(key)
             if arch is None or first is None or not key.startswith(f"{arch.value}.") or type(entry.value) is GgufArray:
                 continue
             if entry.value != first.value:
-                here, there = quoted(str(entry.value)), quoted(str(first.value))
-                message = f"{quoted(key)} is {here} in this part, {there} in the first one"
+                value, first_value = quoted(str(entry.value)), quoted(str(first.value))
+                message = f"{quoted(key)} is {value} in this part, {first_value} in the first one"
                 raise fault(path, entry.offset, message, "use parts of one and the same model")
         for tensor in header.tensors:
             if tensor.name in seen:

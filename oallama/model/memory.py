@@ -100,7 +100,7 @@ class NoAllocLoader:
         from ggml_bridge.child import Child
 
         self._child: Child | None = Child(MODULE) if at_once else None
-        self._asked: list[LoadSettings] = []  # sent, not answered
+        self._pending: list[LoadSettings] = []  # sent, not answered
         self._answers: dict[LoadSettings, NoAllocResult | OallamaError] = {}  # received, not taken
 
     def __enter__(self) -> NoAllocLoader:
@@ -108,34 +108,34 @@ class NoAllocLoader:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         stop = signal.SIGINT if kind is KeyboardInterrupt else signal.SIGTERM
-        self._end(stop if kind or self._asked else None)
+        self._end(stop if kind or self._pending else None)
 
     def ask(self, request: LoadSettings) -> None:
         """Start a load without waiting for it."""
         from ggml_bridge.child import Child
 
-        if request in self._answers or request in self._asked:
+        if request in self._answers or request in self._pending:
             return
         if self._child is None:
             self._child = Child(MODULE)
         self._child.send(asdict(request))
-        self._asked.append(request)
+        self._pending.append(request)
 
     def answer(self, request: LoadSettings, timeout_s: float = TIMEOUT_S) -> NoAllocResult:
         """Return the result of a no_alloc load, once: a second call loads again. Raises as no_alloc_memory."""
         while request not in self._answers:
             self.ask(request)
             self._receive(timeout_s)
-        found = self._answers.pop(request)
-        if isinstance(found, OallamaError):
-            raise found
-        return found
+        result = self._answers.pop(request)
+        if isinstance(result, OallamaError):
+            raise result
+        return result
 
     def _receive(self, timeout_s: float) -> None:
         """Note the next answer. If the process is lost, its other requests are forgotten."""
         from ggml_bridge import ChildDied, ChildTimeout
 
-        request = self._asked.pop(0)
+        request = self._pending.pop(0)
         assert self._child is not None  # it was asked
         try:
             with child_errors(partial(_failed, request)):
@@ -152,7 +152,7 @@ class NoAllocLoader:
         if self._child is not None:
             self._child.end(first)
         self._child = None
-        self._asked.clear()
+        self._pending.clear()
 
 
 def no_alloc_memory(request: LoadSettings, timeout_s: float = TIMEOUT_S) -> NoAllocResult:

@@ -256,10 +256,10 @@ def popular(name: str) -> tuple[str, str] | None:
     word = name.lower().rpartition("/")[2]
     head, _, kind = word.rpartition(":")
     kind = re.sub(r"_[SML]$", "", kind.upper())  # Q4_K_M: the type of most of its matrices
-    said = kind if head and kind in GGML_TYPES_BY_NAME else ""
-    key = _plain(head if said else word)
-    found = next((known for known in POPULAR if _plain(known) == key), None)
-    return None if found is None else (found, said or ("MXFP4" if found.startswith("gpt-oss") else "Q4_0"))
+    named_type = kind if head and kind in GGML_TYPES_BY_NAME else ""
+    key = _plain(head if named_type else word)
+    model = next((candidate for candidate in POPULAR if _plain(candidate) == key), None)
+    return None if model is None else (model, named_type or ("MXFP4" if model.startswith("gpt-oss") else "Q4_0"))
 
 
 def _plain(name: str) -> str:

@@ -41,9 +41,9 @@ class Acceptance:
         like the last position with drafts."""
         if self.n_steps < ENOUGH_STEPS or not self.accepted:
             return PUBLISHED
-        found = [min(1.0, n / self.n_steps) for n in self.accepted[: len(PUBLISHED)]]
-        scale = found[-1] / PUBLISHED[len(found) - 1]
-        return (*found, *(min(found[-1], scale * rate) for rate in PUBLISHED[len(found) :]))
+        measured = [min(1.0, n / self.n_steps) for n in self.accepted[: len(PUBLISHED)]]
+        scale = measured[-1] / PUBLISHED[len(measured) - 1]
+        return (*measured, *(min(measured[-1], scale * rate) for rate in PUBLISHED[len(measured) :]))
 
     def with_more(self, other: Acceptance) -> Acceptance:
         """The sum of both. A position that only one of them has uses that one's steps."""
@@ -54,9 +54,9 @@ class Acceptance:
 
         def sum_at(i: int) -> int:
             both = [
-                (share * one.accepted[i] if one is self else one.accepted[i], steps)
-                for one, steps in ((self, n_steps), (other, other.n_steps))
-                if i < len(one.accepted)
+                (share * acceptance.accepted[i] if acceptance is self else acceptance.accepted[i], steps)
+                for acceptance, steps in ((self, n_steps), (other, other.n_steps))
+                if i < len(acceptance.accepted)
             ]
             steps = sum(steps for _, steps in both)
             return round(sum(n for n, _ in both) * total / steps) if steps else 0
@@ -83,8 +83,8 @@ def acceptance_path(fingerprint: str, draft_fingerprint: str) -> Path:
 
 def read_acceptance(fingerprint: str, draft_fingerprint: str) -> Acceptance:
     """The recorded acceptance of these models; NOTHING if there is none."""
-    found = read_in_cache(Acceptance, acceptance_path(fingerprint, draft_fingerprint))
-    return found if found is not None and _falls(found.accepted, found.n_steps) else NOTHING
+    acceptance = read_in_cache(Acceptance, acceptance_path(fingerprint, draft_fingerprint))
+    return acceptance if acceptance is not None and _falls(acceptance.accepted, acceptance.n_steps) else NOTHING
 
 
 def keep_acceptance(fingerprint: str, draft_fingerprint: str, seen: Acceptance) -> None:
@@ -94,4 +94,4 @@ def keep_acceptance(fingerprint: str, draft_fingerprint: str, seen: Acceptance) 
 
 
 def _falls(counts: Sequence[int], most: int) -> bool:
-    return all(after <= before for before, after in zip((most, *counts), counts, strict=False))
+    return all(count <= previous for previous, count in zip((most, *counts), counts, strict=False))

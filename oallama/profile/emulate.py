@@ -56,26 +56,26 @@ def resolved(
         return spec, n_threads or default_threads()
     if spec.others:
         rates = functools.cache(rates or this_host)  # the same for all, whatever begins or ends meanwhile
-        each = [resolved(one, n_threads, rates) for one in spec.each]
-        return replace(each[0][0], others=tuple(one for one, _ in each[1:])), min(threads for _, threads in each)
+        pairs = [resolved(one, n_threads, rates) for one in spec.each]
+        return replace(pairs[0][0], others=tuple(one for one, _ in pairs[1:])), min(threads for _, threads in pairs)
     cpus = sorted(allowed_cpus())
-    own = cpus[-1] if spec.emulated.cpus is None else spec.emulated.cpus
-    left = len(set(cpus) - {own})
-    threads = n_threads or max(1, min(default_threads(), left))
+    core = cpus[-1] if spec.emulated.cpus is None else spec.emulated.cpus
+    n_free = len(set(cpus) - {core})
+    threads = n_threads or max(1, min(default_threads(), n_free))
     timed = spec.emulated.values != "real"
-    if spec.emulated.cpus is not None and own not in cpus and own >= (os.cpu_count() or 1):
-        raise UsageError(f"--device {spec}: unknown core {own}; choose from {', '.join(map(str, cpus))}")
-    if timed and left < threads:
+    if spec.emulated.cpus is not None and core not in cpus and core >= (os.cpu_count() or 1):
+        raise UsageError(f"--device {spec}: unknown core {core}; choose from {', '.join(map(str, cpus))}")
+    if timed and n_free < threads:
         raise UsageError(
             f"--device {spec}: the device needs its own core, but --threads {threads} uses all "
-            f"{len(cpus)} cores of this process; use --threads {left}"
-            if left
+            f"{len(cpus)} cores of this process; use --threads {n_free}"
+            if n_free
             else f"--device {spec}: the device needs its own core, but this process may only use one; "
             "add values=real, whose timings are meaningless"
         )
     if spec.emulated.values == "real" and not spec.emulated.is_file:  # before anything is measured for it
         check_room(spec.emulated, card_of(spec.emulated).memory_bytes)
-    emulated = replace(spec.emulated, cpus=own if left else None)
+    emulated = replace(spec.emulated, cpus=core if n_free else None)
     if emulated.scale is None or emulated.source.endswith(".json"):
         emulated = _scaled(emulated, threads, rates or this_host)
     return replace(spec, emulated=emulated), threads
@@ -84,11 +84,14 @@ def resolved(
 def _scaled(emulated: Emulated, n_threads: int, rates: Callable[[int], Host]) -> Emulated:
     profile = _profile_of_card(emulated) if emulated.source.endswith(".json") else None
     if emulated.scale is None:
-        beside = USUAL_PC if profile is None else host_of(profile)
-        here = rates(n_threads)
+        target_host = USUAL_PC if profile is None else host_of(profile)
+        this_machine = rates(n_threads)
         emulated = replace(
             emulated,
-            scale=(_rounded(beside.bytes_per_s / here.bytes_per_s), _rounded(beside.flops_per_s / here.flops_per_s)),
+            scale=(
+                _rounded(target_host.bytes_per_s / this_machine.bytes_per_s),
+                _rounded(target_host.flops_per_s / this_machine.flops_per_s),
+            ),
         )
     return (
         emulated

@@ -22,10 +22,12 @@ _ENDPOINT = re.compile(r"\S+:\d+")
 
 def exported(profile: Profile) -> dict[str, Any]:
     """The profile as JSON without personal data."""
-    found = profile.fingerprint
+    fingerprint = profile.fingerprint
     shared = replace(
         profile,
-        fingerprint={name: form(found[name]) for name, form in _FORMS.items() if found.get(name) is not None},
+        fingerprint={
+            name: form(fingerprint[name]) for name, form in _FORMS.items() if fingerprint.get(name) is not None
+        },
         warnings=(),
         skipped=tuple(replace(case, reason=HIDDEN) for case in profile.skipped),
     )

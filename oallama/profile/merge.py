@@ -205,15 +205,15 @@ _DOUBTS = {
 
 def sample_warnings(cases: Sequence[ProfileCase | NonMatmulCase]) -> tuple[str, ...]:
     """A sentence for each kind of fault in the samples, with the number of cases and the worst case."""
-    found: dict[str, list[tuple[Finding, ProfileCase | NonMatmulCase]]] = {}
+    findings: dict[str, list[tuple[Finding, ProfileCase | NonMatmulCase]]] = {}
     for case in cases:
         for finding in assess(case.samples):
-            found.setdefault(finding.kind, []).append((finding, case))
+            findings.setdefault(finding.kind, []).append((finding, case))
     sentences = []
     for kind, (what, remedy) in _DOUBTS.items():
-        if kind in found:
-            finding, case = max(found[kind], key=lambda pair: abs(pair[0].amount))
+        if kind in findings:
+            finding, case = max(findings[kind], key=lambda pair: abs(pair[0].amount))
             label = non_matmul_label(*case.key) if isinstance(case, NonMatmulCase) else case_label(case)
             amount = f"±{finding.amount:.0%}" if kind == "unsettled" else f"{finding.amount:+.0%}"
-            sentences.append(f"{len(found[kind])} of {len(cases)} cases {what} (worst: {label}, {amount}); {remedy}")
+            sentences.append(f"{len(findings[kind])} of {len(cases)} cases {what} (worst: {label}, {amount}); {remedy}")
     return tuple(sentences)

@@ -108,8 +108,10 @@ def stored_profile(
     so); None without any. Raises as known_device does."""
     machine = machine_with(known_device(device), n_threads)
     want, path = wanted(model, operators, DEFAULT_TOKENS, machine["llc_bytes"], kv), store.profile_path(machine)
-    kept = (store.load(at, lambda _: None) for at in (path, store.busy_path(path)))
-    return next((select(one, want) for one in kept if one is not None and is_complete(one, want)), None)
+    profiles = (store.load(at, lambda _: None) for at in (path, store.busy_path(path)))
+    return next(
+        (select(profile, want) for profile in profiles if profile is not None and is_complete(profile, want)), None
+    )
 
 
 def _stored(path: Path, journal: store.Journal, want: Wanted, shown: Progress) -> Profile | None:
@@ -209,10 +211,10 @@ class _Measurement:
                 self.shown.say(f"interrupted{kept}")
                 raise
             except ChildError as error:
-                found = named_error(error.type_name, str(error))
-                if type(found) is OallamaError:  # of a type that is none of ours
-                    found = ProfileError(f"the measurement failed: {found}")
-                raise found from None
+                named = named_error(error.type_name, str(error))
+                if type(named) is OallamaError:  # of a type that is none of ours
+                    named = ProfileError(f"the measurement failed: {named}")
+                raise named from None
             except ValueError as error:
                 raise ProfileError(f"the measurement failed: {error}") from None
             except NativeError as error:

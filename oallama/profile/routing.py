@@ -59,14 +59,14 @@ def _counted(
     routing: Routing, layers: Sequence[LayerRouting], counts_by_layer: Mapping[int, LayerCounts]
 ) -> tuple[LayerRouting, ...]:
     nothing = (0.0,) * routing.n_expert
-    known = {layer.layer: layer for layer in layers}
+    layer_routings = {layer.layer: layer for layer in layers}
     for index, layer_counts in counts_by_layer.items():
         if layer_counts.n_tokens:
-            old = known.get(index, LayerRouting(index, 0, nothing, nothing, nothing))
+            old = layer_routings.get(index, LayerRouting(index, 0, nothing, nothing, nothing))
             n_latest = sum(old.latest) / routing.n_expert_used
             goes_on = 0 < n_latest < min(max(old.n_tokens - n_latest, LEAST_TOKENS), ENOUGH_TOKENS)
             latest = zip(old.latest if goes_on else nothing, layer_counts.uses, strict=True)
-            known[index] = LayerRouting(
+            layer_routings[index] = LayerRouting(
                 index,
                 old.n_tokens + layer_counts.n_tokens,
                 window_after(old.uses, layer_counts, routing.half_life_tokens),
@@ -75,7 +75,7 @@ def _counted(
                 ranks=_order_after(old.ranks, layer_counts, layer_counts.ranks, routing.half_life_tokens),
                 gaps=_order_after(old.gaps, layer_counts, layer_counts.gaps, routing.half_life_tokens),
             )
-    return tuple(known[index] for index in sorted(known))
+    return tuple(layer_routings[index] for index in sorted(layer_routings))
 
 
 #
@@ -98,10 +98,10 @@ def read_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> R
     if routing is None:
         return None
     expected = (VERSION, model_fingerprint, n_expert, n_expert_used)
-    found = (routing.version, routing.model_fingerprint, routing.n_expert, routing.n_expert_used)
+    identity = (routing.version, routing.model_fingerprint, routing.n_expert, routing.n_expert_used)
     sound = all(_is_sound(layers, n_expert) for layers in (routing.decode, routing.prompt))
     sound = sound and 1 <= routing.half_life_tokens <= LONGEST_HALF_LIFE
-    return routing if found == expected and sound else None
+    return routing if identity == expected and sound else None
 
 
 def write_routing(routing: Routing) -> None:

@@ -70,14 +70,14 @@ class Conversation:
     def for_template(self) -> list[dict[str, Any]]:
         """Messages in the format of chat templates."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, *(each.for_template() for each in self.messages)]
+        return [*system, *(message.for_template() for message in self.messages)]
 
     def as_text(self) -> str:
         """Join the messages for a model without a template, with a space before each user message."""
         text = ""
-        for each in self.messages:
-            joint = each.role == "user" and text and not (text[-1].isspace() or each.content[:1].isspace())
-            text += (" " if joint and each.content else "") + each.content
+        for message in self.messages:
+            joint = message.role == "user" and text and not (text[-1].isspace() or message.content[:1].isspace())
+            text += (" " if joint and message.content else "") + message.content
         return text
 
     def to_json(self, model: str = "") -> str:
@@ -107,8 +107,8 @@ class Conversation:
             raise UsageError('messages must be a list, e.g. [{"role": "user", "content": "Hello!"}]')
         system: str | None = None
         checked: list[Message] = []
-        for number, each in enumerate(messages, 1):
-            role, content, images = _checked(each, number)
+        for number, message in enumerate(messages, 1):
+            role, content, images = _checked(message, number)
             if role == "system":
                 if number != 1:
                     raise UsageError(f"message {number} is a system prompt, which must be the first message")
@@ -118,7 +118,7 @@ class Conversation:
         return cls(system, tuple(checked))
 
     def _starts(self) -> list[int]:
-        return [i for i, each in enumerate(self.messages) if each.role == "user"]
+        return [i for i, message in enumerate(self.messages) if message.role == "user"]
 
 
 def _checked(message: Any, number: int) -> tuple[str, str, tuple[str, ...]]:

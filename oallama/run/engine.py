@@ -172,8 +172,8 @@ class Engine:
     def tokenize(self, text: str, add_special: bool = True) -> list[int]:
         """Token numbers of a text; add_special: with BOS and EOS if the model uses them. `<|…|>` is a special token."""
         check_type("text", text, str)
-        asked = {"content": text, "add_special": add_special, "parse_special": True}
-        tokens: list[int] = self._ask("/tokenize", asked)["tokens"]
+        body = {"content": text, "add_special": add_special, "parse_special": True}
+        tokens: list[int] = self._ask("/tokenize", body)["tokens"]
         return tokens
 
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
@@ -182,15 +182,15 @@ class Engine:
         room for embeddings (Workload.n_outputs)."""
         if not isinstance(texts, (str, Sequence)):
             raise UsageError(f"texts must be a string or a list of strings, not {type(texts).__name__}")
-        asked = [texts] if isinstance(texts, str) else list(texts)
-        for text in asked:
+        inputs = [texts] if isinstance(texts, str) else list(texts)
+        for text in inputs:
             check_type("text", text, str)
             if not text:
                 raise UsageError("no token to embed; give a text")
         if self.plan.workload.n_outputs:
             raise UsageError("this engine embeds nothing; make its plan for a workload with n_outputs=0")
-        found = self._ask("/v1/embeddings", {"input": asked})["data"]
-        return [each["embedding"] for each in sorted(found, key=lambda each: int(each["index"]))]
+        rows = self._ask("/v1/embeddings", {"input": inputs})["data"]
+        return [row["embedding"] for row in sorted(rows, key=lambda row: int(row["index"]))]
 
     def prompt_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
         """Number of tokens of messages in the model's chat template, including the start of the answer. Raises the same
@@ -277,18 +277,18 @@ class Engine:
         """
         from oallama.run.conversation import Conversation
 
-        asked: dict[str, Any]
+        fields: dict[str, Any]
         if not self.has_template:
             n = DEFAULT_TOKENS if max_tokens is None else max_tokens
-            told = Conversation.of(messages)
-            if told.system:
+            conversation = Conversation.of(messages)
+            if conversation.system:
                 raise UsageError("this model has no chat template, so it cannot be given a system prompt")
-            path, asked = "/completion", {"prompt": self._prompt(told.as_text())}
+            path, fields = "/completion", {"prompt": self._prompt(conversation.as_text())}
         else:
             n = WITHOUT_END if max_tokens is None else max_tokens
-            path, asked = "/v1/chat/completions", {"messages": checked_messages(messages), "verbose": True}
+            path, fields = "/v1/chat/completions", {"messages": checked_messages(messages), "verbose": True}
             self._templated("/apply-template", messages)
-        body = self._request(n, temperature, seed, stop, True, sampling) | asked
+        body = self._request(n, temperature, seed, stop, True, sampling) | fields
         return self._streamed(path, body, on_progress, on_reasoning) if stream else self._whole(path, body)
 
     def runs(self) -> list[BlockRuns]:
@@ -366,7 +366,7 @@ class Engine:
             raise self._gone(error) from None
 
     def _whole(self, path: str, body: Mapping[str, Any]) -> Generation:
-        before, start_s = self._split_report(), time.perf_counter()
+        report_before, start_s = self._split_report(), time.perf_counter()
         answer = self._ask(path, {**body, "stream": False})
         elapsed_s = time.perf_counter() - start_s
         reasoning = ""
@@ -376,7 +376,7 @@ class Engine:
             answer = {**answer["__verbose"], "timings": answer["timings"]}
         else:
             text = answer["content"]
-        self._count(before, answer)
+        self._count(report_before, answer)
         return _cut(generation_of(answer, text, answer["tokens"], elapsed_s, reasoning), body)
 
     def _streamed(
@@ -386,8 +386,8 @@ class Engine:
         on_progress: Callable[[int, int], None] | None = None,
         on_reasoning: Callable[[str], None] | None = None,
     ) -> Stream:
-        asked = {**body, "stream": True, "return_progress": True, "timings_per_token": True}
-        return Stream(self._pieces(path, asked, on_progress, on_reasoning))
+        request = {**body, "stream": True, "return_progress": True, "timings_per_token": True}
+        return Stream(self._pieces(path, request, on_progress, on_reasoning))
 
     def _pieces(
         self,
@@ -396,7 +396,7 @@ class Engine:
         on_progress: Callable[[int, int], None] | None,
         on_reasoning: Callable[[str], None] | None,
     ) -> Generator[str, None, Generation]:
-        before, start_s = self._split_report(), time.perf_counter()
+        report_before, start_s = self._split_report(), time.perf_counter()
         text: list[str] = []
         thought: list[str] = []
         tokens: list[int] = []
@@ -406,16 +406,16 @@ class Engine:
                 progress = event.get("prompt_progress")
                 if progress is not None and on_progress is not None:
                     on_progress(int(progress["processed"]), int(progress["total"]))
-                told = event.get("__verbose", event)
+                details = event.get("__verbose", event)
                 if progress is None:
-                    tokens += told.get("tokens", ())
+                    tokens += details.get("tokens", ())
                 piece, thinking = _parts(event)
                 if thinking and body["n_predict"]:
                     thought.append(thinking)
                     if on_reasoning is not None:
                         on_reasoning(thinking)
                 if "timings" in event:
-                    last = {**told, "timings": event["timings"]}
+                    last = {**details, "timings": event["timings"]}
                 if piece and body["n_predict"]:
                     text.append(piece)
                     yield piece
@@ -428,7 +428,7 @@ class Engine:
         elapsed_s = time.perf_counter() - start_s
         if "stop_type" not in last:
             raise self._gone(Gone("the answer is incomplete"))
-        self._count(before, last)
+        self._count(report_before, last)
         return _cut(generation_of(last, "".join(text), tokens, elapsed_s, "".join(thought)), body)
 
     def _refused(self, error: Refused) -> Exception:
@@ -469,12 +469,12 @@ class Engine:
         self._check_open()
         return self._report() if split_names(self.plan, self._operators) else None
 
-    def _count(self, before: PluginReport | None, last: Mapping[str, Any]) -> None:
-        after = None if before is None else self._report()
-        if before is None or after is None:
+    def _count(self, report_before: PluginReport | None, last: Mapping[str, Any]) -> None:
+        report_after = None if report_before is None else self._report()
+        if report_before is None or report_after is None:
             self.split_stats = None
             return
-        done = after.since(before)
+        done = report_after.since(report_before)
         n_decoded = max(0, int(last["timings"]["predicted_n"]) - 1)
         self.split_stats = SplitRun(done.stats - done.single, done.single, n_decoded)
 
@@ -585,12 +585,12 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     """Messages as in OpenAI's API. Raises UsageError for invalid messages."""
     if isinstance(messages, str) or not isinstance(messages, Sequence):
         raise UsageError('messages must be a list, e.g. [{"role": "user", "content": "Hello!"}]')
-    for number, each in enumerate(messages, 1):
-        if not isinstance(each, Mapping) or not isinstance(each.get("role"), str):
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise UsageError(f"message {number} must be an object with role and content")
     if not messages:
         raise UsageError('no message to answer; give e.g. {"role": "user", "content": "Hello!"}')
-    return [dict(each) for each in messages]
+    return [dict(message) for message in messages]
 
 
 def _cut(generation: Generation, body: Mapping[str, Any]) -> Generation:

@@ -82,19 +82,19 @@ class ServerSettings:
     more: tuple[str, ...] = ()
 
 
-def find_program(asked: str | None) -> Path:
+def find_program(wish: str | None) -> Path:
     """The llama-server to use: the requested one, else the one beside llama.cpp's libraries (from set-up), else the one
     on PATH. Raises BridgeError if none is found, or its ggml has another version."""
-    program = _first_of(asked)
+    program = _first_of(wish)
     if program is None:
         where = "beside llama.cpp's libraries nor on PATH"
-        raise BridgeError(f"no program {asked}; {BUILD}" if asked else f"{NAME} is neither {where}; {BUILD}")
+        raise BridgeError(f"no program {wish}; {BUILD}" if wish else f"{NAME} is neither {where}; {BUILD}")
     ours = _library_folder()
     if ours is not None and program.parent != ours:
-        found, needed = _version_of(_ggml_base(program)), _version_of(ours / soname("ggml-base"))
-        if found != needed:
-            told = f"has ggml {found}" if found else "does not report its ggml version"
-            raise BridgeError(f"{program} {told}, but plans need {needed}; {BUILD}")
+        version, needed = _version_of(_ggml_base(program)), _version_of(ours / soname("ggml-base"))
+        if version != needed:
+            problem = f"has ggml {version}" if version else "does not report its ggml version"
+            raise BridgeError(f"{program} {problem}, but plans need {needed}; {BUILD}")
     return program
 
 
@@ -106,12 +106,12 @@ def _library_folder() -> Path | None:
         return None
 
 
-def _first_of(asked: str | None) -> Path | None:
+def _first_of(wish: str | None) -> Path | None:
     ours = _library_folder()
-    if asked is None and ours is not None and os.access(ours / NAME, os.X_OK):
+    if wish is None and ours is not None and os.access(ours / NAME, os.X_OK):
         return ours / NAME
-    found = shutil.which(asked or NAME)
-    return Path(found).absolute() if found else None
+    path = shutil.which(wish or NAME)
+    return Path(path).absolute() if path else None
 
 
 def _version_of(library: Path | None) -> str | None:

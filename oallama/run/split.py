@@ -45,11 +45,11 @@ class LoadedSplit:
         if not usable:
             raise DeviceError(f"the model cannot be loaded as planned: {'; '.join(sentences)}; {SMALLER}")
         slices = self.plan.slices()
-        held = sum(s.device_bytes for s in slices)
-        if held and self._backend.memory().n_programs <= self._before.n_programs:
+        device_bytes = sum(s.device_bytes for s in slices)
+        if device_bytes and self._backend.memory().n_programs <= self._before.n_programs:
             raise DeviceError(
                 f"{self._device.with_free} has no room for compute buffers of the split operators beside "
-                f"{format_bytes(held)} of their weights; use a smaller -ub, or plan with a smaller --vram"
+                f"{format_bytes(device_bytes)} of their weights; use a smaller -ub, or plan with a smaller --vram"
             )
         return corrected_plan(plan, operators, slices), tuple(sentences)
 
@@ -59,13 +59,13 @@ class LoadedSplit:
         what came since this plan was made."""
         slices = self.plan.slices()
         host_compute = max(0, self._backend.memory().host_compute - self._before.host_compute)
-        found = [BufferBytes(SPLIT_LAYOUT, "", True, sum(s.host_bytes for s in slices), 0, host_compute)]
+        buffers = [BufferBytes(SPLIT_LAYOUT, "", True, sum(s.host_bytes for s in slices), 0, host_compute)]
         labels = self._device.names if len(self._device.names) > 1 else (self._device.label,)
         pairs = zip(self._computing(), self._computing_before, strict=True)
-        for number, (label, (now, before)) in enumerate(zip(labels, pairs, strict=True)):
+        for number, (label, (bytes_now, bytes_before)) in enumerate(zip(labels, pairs, strict=True)):
             weights = sum(s.device_bytes for s in slices if self._beside[s.name] == number)
-            found.append(BufferBytes(SPLIT_LAYOUT, label, False, weights, 0, max(0, now - before)))
-        return tuple(found)
+            buffers.append(BufferBytes(SPLIT_LAYOUT, label, False, weights, 0, max(0, bytes_now - bytes_before)))
+        return tuple(buffers)
 
     def _computing(self) -> list[int]:
         """Bytes that all contexts of the process compute in, on each device."""
@@ -118,16 +118,25 @@ def corrected_plan(plan: Plan, operators: Sequence[Operator], slices: Sequence[S
     another one.
     """
     by_name = {operator.name: operator for operator in operators}
-    found = {s.name: s for s in slices if s.loaded}
-    rows = tuple(_loaded(by_name[p.name], p, found[p.name]) if p.name in found else p for p in plan.operators)
+    slices_by_name = {s.name: s for s in slices if s.loaded}
+    rows = tuple(
+        _loaded(by_name[p.name], p, slices_by_name[p.name]) if p.name in slices_by_name else p for p in plan.operators
+    )
     if rows == plan.operators:
         return plan
-    pairs = [(by_name[before.name], before, after) for before, after in zip(plan.operators, rows, strict=True)]
+    pairs = [
+        (by_name[planned.name], planned, loaded_row) for planned, loaded_row in zip(plan.operators, rows, strict=True)
+    ]
     loaded = replace(plan, operators=rows)
     for device in sorted({row.device for row in rows}):
-        own = [pair for pair in pairs if pair[1].device == device]
-        moved_bytes = sum(round((before.gg - after.gg) * operator.bytes) for operator, before, after in own)
-        cold_bytes = sum(hot_bytes(operator, before) - hot_bytes(operator, after) for operator, before, after in own)
+        rows_of_device = [pair for pair in pairs if pair[1].device == device]
+        moved_bytes = sum(
+            round((planned.gg - loaded_row.gg) * operator.bytes) for operator, planned, loaded_row in rows_of_device
+        )
+        cold_bytes = sum(
+            hot_bytes(operator, planned) - hot_bytes(operator, loaded_row)
+            for operator, planned, loaded_row in rows_of_device
+        )
         if moved_bytes or cold_bytes:
             loaded = replace(loaded, memory=_moved(loaded.memory, moved_bytes, cold_bytes, device), predicted=None)
     return loaded
@@ -151,8 +160,8 @@ def _moved(memory_breakdown: MemoryBreakdown, n_bytes: int, n_cold: int, device:
         weights_host=memory_breakdown.weights_host + n_bytes,
         spare=memory_breakdown.spare + n_bytes + n_cold,
         devices=tuple(
-            replace(_moved(one, n_bytes, n_cold, 0), weights_host=0) if number == device else one
-            for number, one in enumerate(memory_breakdown.devices)
+            replace(_moved(breakdown, n_bytes, n_cold, 0), weights_host=0) if number == device else breakdown
+            for number, breakdown in enumerate(memory_breakdown.devices)
         ),
     )
 

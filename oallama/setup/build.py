@@ -113,10 +113,10 @@ class Build:
 
 def pinned_version() -> str:
     """Return the version of llama-cpp-python in LOCK."""
-    found = re.search(rf"^{BINDINGS}==([\w.]+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^{BINDINGS}==([\w.]+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+    if match is None:
         raise SetupError(f"{LOCK} does not name {BINDINGS}: restore it")
-    return found[1]
+    return match[1]
 
 
 def cmake_args(variant: Variant, cpu: Cpu, compiler: Compiler, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -167,11 +167,12 @@ def compile_build(console: Console, step: Step, build: Build, python: Path, env:
     tools = work / "tools"
     command = [find_uv(python, env), "pip", "install", "--python", str(python), "--target", str(tools)]
     run(console, step, [*command, "--constraint", str(LOCK), "cmake", "ninja"], packages, "installing cmake")
-    made = {**env, "CC": build.compiler.cc, "CXX": build.compiler.cxx, "PATH": f"{tools / 'bin'}:{env['PATH']}"}
-    made.update(build.backend.env, GIT_CEILING_DIRECTORIES=str(work), PYTHONPATH=str(tools))  # no repository around it
+    variables = {**env, "CC": build.compiler.cc, "CXX": build.compiler.cxx, "PATH": f"{tools / 'bin'}:{env['PATH']}"}
+    # no repository around it
+    variables.update(build.backend.env, GIT_CEILING_DIRECTORIES=str(work), PYTHONPATH=str(tools))
     for flags in ("CFLAGS", "CXXFLAGS"):  # they are among the arguments
-        made.pop(flags, None)
-    cmake_build(console, step, source, folder, build.args, jobs, PROGRAMS, made, f"llama.cpp ({name})")
+        variables.pop(flags, None)
+    cmake_build(console, step, source, folder, build.args, jobs, PROGRAMS, variables, f"llama.cpp ({name})")
     shutil.rmtree(build.place, ignore_errors=True)
     build.place.mkdir()
     (folder / "bin").replace(build.place / "bin")
@@ -217,10 +218,10 @@ def fetch_source(console: Console, step: Step, work: Path, python: Path, env: Ma
 
 def _find_source(console: Console, step: Step, folder: Path, python: Path, env: Mapping[str, str]) -> str:
     """Return the address of the package in the user's index, from uv, which runs no code of the package."""
-    asked, told = folder / "source.in", folder / "pylock.toml"
-    asked.write_text(f"{SOURCE.name}=={SOURCE.version}\n", encoding="utf-8")
-    command = [find_uv(python, env), "pip", "compile", str(asked), "--no-deps", "--python", str(python)]
-    command += ["--format", "pylock.toml", "--output-file", str(told)]
+    requirements, lock_file = folder / "source.in", folder / "pylock.toml"
+    requirements.write_text(f"{SOURCE.name}=={SOURCE.version}\n", encoding="utf-8")
+    command = [find_uv(python, env), "pip", "compile", str(requirements), "--no-deps", "--python", str(python)]
+    command += ["--format", "pylock.toml", "--output-file", str(lock_file)]
     without = (
         f"the package index has no source of {SOURCE.name} {SOURCE.version} with llama.cpp {SOURCE.release}: "
         "name another index, or a build of llama.cpp with --llama-cpp DIR or --llama-cpp TARBALL"
@@ -229,10 +230,10 @@ def _find_source(console: Console, step: Step, folder: Path, python: Path, env: 
         run(console, step, command, package_environment(env, python), "looking for llama.cpp")
     except SetupError as error:
         raise SetupError(without, error.tail) from error
-    found = re.search(r'^sdist = \{ (?:url|path) = "([^"]+)"', told.read_text(encoding="utf-8"), re.MULTILINE)
-    if found is None:
+    match = re.search(r'^sdist = \{ (?:url|path) = "([^"]+)"', lock_file.read_text(encoding="utf-8"), re.MULTILINE)
+    if match is None:
         raise SetupError(without)
-    return found[1] if "://" in found[1] else (told.parent / found[1]).absolute().as_uri()
+    return match[1] if "://" in match[1] else (lock_file.parent / match[1]).absolute().as_uri()
 
 
 def install_bindings(python: Path, env: Mapping[str, str], *options: str) -> list[str]:

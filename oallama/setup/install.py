@@ -93,10 +93,10 @@ class Installer:
     def installed(self) -> Installed | None:
         """Record of the finished setup of this environment; None without one."""
         try:
-            found = Installed(**json.loads((self.prefix / STAMP).read_text(encoding="utf-8")))
+            record = Installed(**json.loads((self.prefix / STAMP).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
-        return found if found.asked == self.asked(found.given) else None
+        return record if record.asked == self.asked(record.given) else None
 
     def libraries(self) -> Path:
         """The folder of llama.cpp's libraries and programs in this environment."""
@@ -114,14 +114,14 @@ class Installer:
     def run(self, given: str | None = None, sha256: str | None = None, refresh: bool = False) -> Installed:
         """Install the given llama.cpp, else the one given before, else a build for this machine. refresh: compile or
         test again. Raises SetupError, and then leaves the installed llama.cpp."""
-        before = self.installed()
+        previous = self.installed()
         if given is None and not refresh:
-            if before is not None:
-                return before
+            if previous is not None:
+                return previous
             given = self._given_before()
-        made = self._prebuilt(given, sha256) if given else self._compiled(refresh)
-        write_whole(self.prefix / STAMP, json.dumps(asdict(made), indent=1))
-        return made
+        record = self._prebuilt(given, sha256) if given else self._compiled(refresh)
+        write_whole(self.prefix / STAMP, json.dumps(asdict(record), indent=1))
+        return record
 
     def _given_before(self) -> str | None:
         try:

@@ -75,11 +75,11 @@ def find_compiler(env: Mapping[str, str]) -> Compiler:
 
     Raises SetupError if the compiler is missing or does not identify itself.
     """
-    asked = env.get("CXX")
-    names = [asked] if asked else ["c++", "g++", "clang++"]
-    cxx = next((found for name in names if (found := _which(name, env))), "")
+    wish = env.get("CXX")
+    names = [wish] if wish else ["c++", "g++", "clang++"]
+    cxx = next((program for name in names if (program := _which(name, env))), "")
     if not cxx:
-        raise SetupError(f"CXX={asked} is not a program: give a C++ compiler" if asked else _NO_COMPILER)
+        raise SetupError(f"CXX={wish} is not a program: give a C++ compiler" if wish else _NO_COMPILER)
     sibling = re.sub(r"(clang|g|c)\+\+", lambda match: {"g": "gcc", "c": "cc"}.get(match[1], match[1]), Path(cxx).name)
     cc = _which(env.get("CC") or str(Path(cxx).parent / sibling), env) or _which("cc", env)
     banner = capture([cxx, "--version"], env)
@@ -115,8 +115,8 @@ def is_own(status: os.stat_result, user: int) -> bool:
 def build_jobs(env: Mapping[str, str]) -> int:
     """Return how many compilers to run at once: CMAKE_BUILD_PARALLEL_LEVEL, else the usable cores, at most one per GB
     of free memory."""
-    if (asked := env.get("CMAKE_BUILD_PARALLEL_LEVEL", "")).isdecimal():
-        return max(1, int(asked))
+    if (n_wished := env.get("CMAKE_BUILD_PARALLEL_LEVEL", "")).isdecimal():
+        return max(1, int(n_wished))
     cores = min(len(allowed_cpus()), most_cpus(Path("/")))
     if free := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8")):
         cores = min(cores, max(1, int(free[1]) * 1024 // 10**9))

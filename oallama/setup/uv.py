@@ -35,39 +35,40 @@ _AS_UV = {
 def find_uv(python: Path, env: Mapping[str, str]) -> str:
     """Return the uv beside a Python, where oallama's dependencies install it, else the one on PATH. Raises
     SetupError."""
-    beside = python.parent / "uv"
-    found = str(beside) if beside.is_file() else shutil.which("uv", path=env.get("PATH"))
-    if found is None:
+    uv_of_python = python.parent / "uv"
+    program = str(uv_of_python) if uv_of_python.is_file() else shutil.which("uv", path=env.get("PATH"))
+    if program is None:
         raise SetupError(f"uv is missing: run `{python} -m pip install uv`")
-    return found
+    return program
 
 
 def package_environment(env: Mapping[str, str], python: Path) -> dict[str, str]:
     """Return the environment variables for uv and pip. If uv has no index of its own, it gets the settings of
     `python`'s pip, from pip.conf and PIP_*."""
-    made = {name: value for name, value in env.items() if name not in _DROPPED}
-    made.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1", UV_NO_PROGRESS="1")
-    own = any(env.get(name) for name in _OWN_INDEX) or any(file.exists() for file in _config_files(env))
-    listed = capture([str(python), "-m", "pip", "config", "list"], made) or ""
+    variables = {name: value for name, value in env.items() if name not in _DROPPED}
+    variables.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1", UV_NO_PROGRESS="1")
+    has_own_index = any(env.get(name) for name in _OWN_INDEX) or any(file.exists() for file in _config_files(env))
+    listed = capture([str(python), "-m", "pip", "config", "list"], variables) or ""
     order = ("global", "install", ":env:")
     for _, name, text in sorted(_PIP_SETTING.findall(listed), key=lambda setting: order.index(setting[0])):
-        if name not in _AS_UV or (own and name in ("index-url", "extra-index-url", "find-links", "no-index")):
+        if name not in _AS_UV or (has_own_index and name in ("index-url", "extra-index-url", "find-links", "no-index")):
             continue
         variable, between = _AS_UV[name]
         if variable not in env:
-            made[variable] = between.join(str(ast.literal_eval(text)).split())
-    if "UV_INDEX" not in env and "UV_INDEX" in made:  # pip takes the best version of all indexes, and hashes are known
-        made.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
-    return made
+            variables[variable] = between.join(str(ast.literal_eval(text)).split())
+    # pip takes the best version of all indexes, and hashes are known
+    if "UV_INDEX" not in env and "UV_INDEX" in variables:
+        variables.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
+    return variables
 
 
 def packages_folder(python: Path, env: Mapping[str, str]) -> Path:
     """Return the folder of a Python's packages. Raises SetupError."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    found = capture([str(python), "-c", code], {name: value for name, value in env.items() if name not in _DROPPED})
-    if found is None:
+    output = capture([str(python), "-c", code], {name: value for name, value in env.items() if name not in _DROPPED})
+    if output is None:
         raise SetupError(f"{python} does not run: set up the environment again")
-    return Path(found.strip())
+    return Path(output.strip())
 
 
 def _config_files(env: Mapping[str, str]) -> tuple[Path, ...]:

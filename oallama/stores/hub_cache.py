@@ -77,12 +77,12 @@ def _current(folder: Path) -> str:
 
 def _whole(snapshots: list[Path]) -> dict[tuple[str, ...], tuple[Path, ...]]:
     """Return complete models by their files' names in the repository."""
-    found: dict[tuple[str, ...], tuple[Path, ...]] = {}
+    complete_models: dict[tuple[str, ...], tuple[Path, ...]] = {}
     for snapshot in snapshots:
         names = [path.relative_to(snapshot).as_posix() for path in _ggufs(snapshot)]
         for parts in models(names):
-            found.setdefault(parts, tuple(snapshot / part for part in parts))
-    return found
+            complete_models.setdefault(parts, tuple(snapshot / part for part in parts))
+    return complete_models
 
 
 def _ggufs(folder: Path) -> Iterator[Path]:

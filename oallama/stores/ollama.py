@@ -59,9 +59,9 @@ def ollama_stores() -> tuple[Path, ...]:
 
 def parse_ollama_name(text: str) -> OllamaName | None:
     """Parse a name; None for an invalid name."""
-    *before, last = text.split("/")
+    *path, last = text.split("/")
     model, colon, tag = last.partition(":")
-    parts = [*[HOST, NAMESPACE][: 2 - len(before)], *before, model, tag if colon else TAG]
+    parts = [*[HOST, NAMESPACE][: 2 - len(path)], *path, model, tag if colon else TAG]
     if len(parts) != 4 or not all(_PART.fullmatch(part) for part in parts):
         return None
     return OllamaName(*parts)
@@ -69,7 +69,7 @@ def parse_ollama_name(text: str) -> OllamaName | None:
 
 def ollama_models(store: Path) -> tuple[list[StoredModel], list[Fault]]:
     """Return every model of a store, and the unusable ones. Models without a GGUF are in neither."""
-    found, faults = [], []
+    stored, faults = [], []
     for name, manifest in _manifests(store):
         try:
             blob = _blob(store, name, manifest)
@@ -77,8 +77,8 @@ def ollama_models(store: Path) -> tuple[list[StoredModel], list[Fault]]:
             faults.append(Fault(str(name), str(error)))
             continue
         if blob is not None:
-            found.append(StoredModel(str(name), STORE, (blob,)))
-    return found, faults
+            stored.append(StoredModel(str(name), STORE, (blob,)))
+    return stored, faults
 
 
 def find_in_ollama(text: str, store: Path) -> StoredModel | None:

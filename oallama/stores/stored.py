@@ -49,15 +49,15 @@ class DescribedModel:
 
 def described(models: Iterable[StoredModel], faults: Iterable[Fault]) -> tuple[list[DescribedModel], list[Fault]]:
     """Return the models with facts from their headers, and all faults, including those of headers."""
-    found, all_faults = [], list(faults)
+    described_models, all_faults = [], list(faults)
     for model in models:
         try:
-            found.append(DescribedModel(model, model.n_bytes, quantisation(model.path)))
+            described_models.append(DescribedModel(model, model.n_bytes, quantisation(model.path)))
         except ModelFileError as error:
             all_faults.append(Fault(model.name, str(error)))
         except OSError as error:  # gone meanwhile
             all_faults.append(Fault(model.name, f"{model.path}: {error.strerror or error}"))
-    return found, all_faults
+    return described_models, all_faults
 
 
 def quantisation(path: Path) -> str:
