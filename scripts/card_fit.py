@@ -177,11 +177,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="fit|predict")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], what: str) -> Callable[..., argparse.Action]:
-        made = commands.add_parser(name, help=what, description=what)
-        made.set_defaults(run=run)
-        made.add_argument("tables", type=Path, nargs="+", metavar="TABLE.csv")
-        made.add_argument("--models", type=Path, required=True, metavar="MODELS.toml")
-        return made.add_argument
+        subparser = commands.add_parser(name, help=what, description=what)
+        subparser.set_defaults(run=run)
+        subparser.add_argument("tables", type=Path, nargs="+", metavar="TABLE.csv")
+        subparser.add_argument("--models", type=Path, required=True, metavar="MODELS.toml")
+        return subparser.add_argument
 
     pinned = START.card.pinned_bytes_per_s / 1e9
     add = command("fit", _fit, "fit the machine's rates to some of the rows")

@@ -75,7 +75,7 @@ def read_models(path: Path) -> dict[str, CardModel]:
             sizes[name] = _checked(record(Sizes, table, where), where)
     if not sizes:
         raise InputError(f"{path} describes no model")
-    return {name: _model(name, each) for name, each in sizes.items()}
+    return {name: _model(name, model_sizes) for name, model_sizes in sizes.items()}
 
 
 def _checked(sizes: Sizes, where: str) -> Sizes:
@@ -184,9 +184,9 @@ def write_machine(machine: Machine, path: Path) -> None:
 
 def read_machine(path: Path) -> Machine:
     """Raises UsageError."""
-    found = machine_of(str(path))
+    machine = machine_of(str(path))
     document = json.loads(path.read_text(encoding="utf-8"))
-    return Machine(found.host, found.card, document.get("first_prompt_s", 0.0), document.get("notes", {}))
+    return Machine(machine.host, machine.card, document.get("first_prompt_s", 0.0), document.get("notes", {}))
 
 
 #
@@ -300,12 +300,12 @@ class Predictor:
 
     def _all_copied(self, costs: Costs, operators: Sequence[Operator], passes: Sequence[Pass]) -> Costs:
         """Add the time of copying the experts that no token uses."""
-        made = []
+        costs_of_operators = []
         for cost, operator in zip(costs.operators, operators, strict=True):
             idle = sum(p.count * (1 - operator.mul_mat.share_routed(p.n_tokens)) for p in passes)
             more_s = idle * operator.bytes / self.machine.card.pageable_bytes_per_s if cost.streamed_s else 0.0
-            made.append(replace(cost, t_cpu_s=cost.t_cpu_s + more_s, streamed_s=cost.streamed_s + more_s))
-        return replace(costs, operators=tuple(made))
+            costs_of_operators.append(replace(cost, t_cpu_s=cost.t_cpu_s + more_s, streamed_s=cost.streamed_s + more_s))
+        return replace(costs, operators=tuple(costs_of_operators))
 
 
 def _nothing(load: Any, placement: Placement) -> LoadBytes:

@@ -146,10 +146,10 @@ NAMED = re.compile(r"(?P<like>.+?)(?:-(?P<layers>\d+)l)?-(?P<type>[A-Za-z0-9_]+)
 
 def named(path: Path) -> tuple[ModelShape, str]:
     """Shape and type that the name of a file says. Raises ValueError."""
-    found = NAMED.fullmatch(path.stem)
-    if not found or found["like"] not in KNOWN:
+    match = NAMED.fullmatch(path.stem)
+    if not match or match["like"] not in KNOWN:
         raise ValueError(f"{path} is missing, and its name is not a known shape, e.g. llama3-8b-6l-f16.gguf")
-    return KNOWN[found["like"]].with_layers(int(found["layers"]) if found["layers"] else None), found["type"].upper()
+    return KNOWN[match["like"]].with_layers(int(match["layers"]) if match["layers"] else None), match["type"].upper()
 
 
 def models_of(matrix: Path) -> list[Path]:

@@ -57,7 +57,7 @@ def qwen2moe(*sizes: Any, n_ff_shared: int, **experts: Any) -> ModelShape:
 def mtp(n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int) -> ModelShape:
     """GLM 4's layers with dense FFNs, and a last block more that drafts (MTP), whose experts compute as much for each
     token. Qwen 3.5 without recurrent layers would be dense as well, but aborts llama.cpp b11549."""
-    made = glm4moe(
+    model_shape = glm4moe(
         n_layer + 1, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, 1e6, head_dim=n_embd // n_head, n_dense=n_layer,
         n_expert=4, n_expert_used=3, n_ff_expert=n_ff // 4,
     )  # fmt: skip
@@ -65,7 +65,7 @@ def mtp(n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_voc
         "nextn.eh_proj": (2 * n_embd, n_embd), "nextn.enorm": (n_embd,), "nextn.hnorm": (n_embd,),
         "nextn.shared_head_norm": (n_embd,),
     }  # fmt: skip
-    return replace(made, mtp=block, metadata={**made.metadata, "nextn_predict_layers": 1})
+    return replace(model_shape, mtp=block, metadata={**model_shape.metadata, "nextn_predict_layers": 1})
 
 
 KNOWN: dict[str, ModelShape] = {

@@ -44,8 +44,8 @@ class Checkout:
         self.root, self.folder, self.console, self.env = root, root / name, console, env
         self.python = self.folder / "bin" / "python"
         self.default = name == ".venv"
-        before = self.read_stamp()[1:]
-        self.extras = sorted({*extras, *before})
+        earlier_extras = self.read_stamp()[1:]
+        self.extras = sorted({*extras, *earlier_extras})
 
     def read_stamp(self) -> list[str]:
         """Digest of what is installed, and the extras; empty where there is nothing."""
@@ -187,8 +187,8 @@ def _set_up(root: Path, console: Console, options: argparse.Namespace, start_s: 
             checkout = Checkout(root, name, options.extra, console, env)
             if options.refresh or not checkout.up_to_date():
                 checkout.install()
-            made = installer.run(options.llama_cpp, options.sha256, options.refresh)
-            for note in made.notes:
+            installed = installer.run(options.llama_cpp, options.sha256, options.refresh)
+            for note in installed.notes:
                 console.say(f"  note: {note}")
         console.say(f"set-up: done ({format_seconds(time.monotonic() - start_s)})")
     return 0

@@ -99,5 +99,5 @@ def planned(name: str, type_name: str = "Q4_0", n_layer: int | None = None) -> P
     with tempfile.TemporaryDirectory() as folder:
         path = write_shape(Path(folder) / f"{name}.gguf", KNOWN[name].with_layers(n_layer), type_name, empty=True)
         gguf = read_gguf(path)
-        info, found = model_info(gguf), tuple(operators(gguf))
-        return Planned(info, found, build_graph(info, found, [tensor.name for tensor in gguf.tensors]))
+        info, all_operators = model_info(gguf), tuple(operators(gguf))
+        return Planned(info, all_operators, build_graph(info, all_operators, [tensor.name for tensor in gguf.tensors]))

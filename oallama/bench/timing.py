@@ -36,9 +36,9 @@ def text_tokens(n_tokens: int, vocab: Any, first: int | None) -> list[int]:
     are. Raises UsageError for a model without a vocabulary."""
     folder = Path(oallama.__file__).parent
     text = "".join(path.read_text(encoding="utf-8") for path in sorted((folder / "core").glob("*.py")))
-    found = tokenize(vocab, text, add_special=False)
+    tokens = tokenize(vocab, text, add_special=False)
     start = [] if first is None else [first]
-    return list(islice(chain(start, cycle(found)), n_tokens))
+    return list(islice(chain(start, cycle(tokens)), n_tokens))
 
 
 class ContextTimer:

@@ -125,39 +125,39 @@ def made_report(
     has_step = step != StepOptions()
     if placer.members:
         return report_of_several(placer, workload, phase, planned if policy.policy is not None or has_step else None)
-    made = planned(workload) if policy.policy is not None or has_step else None
-    if made is None:
+    plan = planned(workload) if policy.policy is not None or has_step else None
+    if plan is None:
         report = search_report(placer, phase, workload.n_prompt, workload.n_gen, policy.affinity, policy.fill)
     else:
-        report = plan_report(placer, made, workload, phase)
+        report = plan_report(placer, plan, workload, phase)
     if step.expected is not None:
         report = with_more_requests(placer, report, workload, planned)
-    return with_run(placer, report, *plan_of_run(placer, workload, made if has_step else None))
+    return with_run(placer, report, *plan_of_run(placer, workload, plan if has_step else None))
 
 
 def report_of_several(
-    placer: Placer, workload: Workload, phase: Phase, made: Callable[[Workload], Plan] | None
+    placer: Placer, workload: Workload, phase: Phase, planned: Callable[[Workload], Plan] | None
 ) -> AffinityReport:
     """Return the report of several devices: of the plan that `oallama run` uses, or of a new plan."""
     from oallama.placer.report import report_over
     from oallama.report.operators import RunPlan
 
-    if made is not None:
-        return report_over(placer, made(workload), workload, phase)
+    if planned is not None:
+        return report_over(placer, planned(workload), workload, phase)
     plan, is_measured = plan_of_run(placer, workload)
     return replace(report_over(placer, plan, workload, phase), run=RunPlan(plan, is_measured))
 
 
-def plan_of_run(placer: Placer, workload: Workload, made: Plan | None = None) -> tuple[Plan, bool]:
+def plan_of_run(placer: Placer, workload: Workload, new_plan: Plan | None = None) -> tuple[Plan, bool]:
     """Return the plan that `oallama run` uses for such a prompt, and whether it was measured; without a measured plan,
-    the plan of policy auto, which tuning would measure. made: a plan with drafts, or for several requests, used if no
-    plan was measured."""
+    the plan of policy auto, which tuning would measure. new_plan: a plan with drafts, or for several requests, used if
+    no plan was measured."""
     from oallama.placer.tuned import in_tuned_context, tuned_plan
 
     if not placer.has_device:
         return placer.plan("cpu", workload=workload), False
-    found = tuned_plan(placer, in_tuned_context(placer, workload)) if workload.step.n_parallel == 1 else None
-    return (made or placer.plan(workload=workload), False) if found is None else (found.plan, True)
+    tuned = tuned_plan(placer, in_tuned_context(placer, workload)) if workload.step.n_parallel == 1 else None
+    return (new_plan or placer.plan(workload=workload), False) if tuned is None else (tuned.plan, True)
 
 
 def format_of(output: str | None) -> str:

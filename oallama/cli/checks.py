@@ -92,12 +92,14 @@ def check_layouts() -> str:
     from ggml_bridge.layouts import faults_of_kinds
     from ggml_bridge.selftest import check_layouts as multiply
 
-    found = multiply()
-    faults = faults_of_kinds(found)
-    wrong = [f"{layout}: {result}" for layout, result in found.items() if result != "ok" and layout not in faults]
+    result_of_layout = multiply()
+    faults = faults_of_kinds(result_of_layout)
+    wrong = [
+        f"{layout}: {result}" for layout, result in result_of_layout.items() if result != "ok" and layout not in faults
+    ]
     if wrong:
         raise BridgeError("; ".join(wrong))
-    return ", ".join(f"not {name}" if name in faults else name for name in found)
+    return ", ".join(f"not {name}" if name in faults else name for name in result_of_layout)
 
 
 def check_cpu_run() -> str:
@@ -163,10 +165,10 @@ def _against_cpu(device: str, gg: Callable[[Operator], float]) -> tuple[int, flo
     import numpy as np
 
     on_cpu, _ = _default_model_logits("none", lambda operator: 0.0)
-    found, device_bytes = _default_model_logits(device, gg)
+    on_device, device_bytes = _default_model_logits(device, gg)
     if device_bytes <= 0:
         raise DeviceError(f"nothing was placed on {device}")
-    nmse = float(np.sum((found - on_cpu) ** 2) / np.sum((on_cpu - on_cpu.mean()) ** 2))
+    nmse = float(np.sum((on_device - on_cpu) ** 2) / np.sum((on_cpu - on_cpu.mean()) ** 2))
     if not nmse <= WORST_NMSE:
         raise DeviceError(f"{device} and the CPU compute different results: NMSE {nmse:.2g}, at most {WORST_NMSE:g}")
     return device_bytes, nmse

@@ -21,18 +21,18 @@ def command(context: click.Context, as_json: bool) -> None:
     from oallama.cli.checks import outcomes
     from oallama.report.text import printable
 
-    found = []
+    done = []
     for outcome in each_awaited(outcomes(), "checking"):
-        found.append(outcome)
+        done.append(outcome)
         if as_json:
             continue
         state = styled("ok    ", fg="green") if outcome.ok else styled("failed", fg="red", bold=True)
         emit(f"{state}  {outcome.name:<16}  {printable(outcome.detail, 1000)}")
         if not outcome.ok:
             emit(f"{'':24}  do: {outcome.remedy}")
-    failed = sum(not outcome.ok for outcome in found)
+    failed = sum(not outcome.ok for outcome in done)
     if as_json:
-        emit_json({"ok": not failed, "checks": [asdict(outcome) for outcome in found]})
+        emit_json({"ok": not failed, "checks": [asdict(outcome) for outcome in done]})
     else:
-        emit(f"{failed} of {len(found)} checks failed" if failed else f"all {len(found)} checks passed")
+        emit(f"{failed} of {len(done)} checks failed" if failed else f"all {len(done)} checks passed")
     context.exit(1 if failed else 0)

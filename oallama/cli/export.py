@@ -92,11 +92,11 @@ def _plugin(plan: Plan, placer: Placer, plan_file: str, text_file: Path, target:
         return Plugin(str(find_plugin()))
     expected = _plugin_text(plan, placer)
     try:
-        found = text_file.read_text(encoding="utf-8")
+        text = text_file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        found = ""
-    if found != expected:
-        fault = "is not of this plan" if found else "is missing"
+        text = ""
+    if text != expected:
+        fault = "is not of this plan" if text else "is missing"
         raise PlanError(
             f"the plan splits operators, and the plugin's plan file {text_file} {fault}; write it first: "
             + shlex.join(["oallama", "export", plan_file, "--to", PLUGIN, "-o", str(text_file)])

@@ -20,13 +20,13 @@ def command(as_json: bool) -> None:
     from oallama.stores.find import stored_models
     from oallama.stores.stored import described
 
-    found, faults = described(*stored_models())
+    models, faults = described(*stored_models())
     if as_json:
-        emit_json(models_document(found, faults))
+        emit_json(models_document(models, faults))
         return
-    if found:
-        show([models_table(found)])
+    if models:
+        show([models_table(models)])
     for fault in faults:
         log(f"warning: {printable(fault.why, 500)}")
-    if not found:
+    if not models:
         log("no models downloaded; `oallama pull USER/REPO` downloads one from Hugging Face")

@@ -240,10 +240,10 @@ def each_awaited(items: Iterable[T], doing: str) -> Iterator[T]:
     iterator = iter(items)
     while True:
         with busy(doing):
-            found = list(itertools.islice(iterator, 1))
-        if not found:
+            batch = list(itertools.islice(iterator, 1))
+        if not batch:
             return
-        yield found[0]
+        yield batch[0]
 
 
 #

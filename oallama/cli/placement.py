@@ -68,11 +68,13 @@ class PlacementOptions:
     def expecting(self, slots: int) -> PlacementOptions:
         """Return these options for half of that many slots in use, unless a number was requested. A given plan does not
         change; nor does a measured plan, which is for a single request, unless a number was requested."""
-        asked = self.step.expected
-        if self.plan_file is not None or (self.gate and self.policy.is_auto and not self.step.drafts and asked is None):
+        requested = self.step.expected
+        if self.plan_file is not None or (
+            self.gate and self.policy.is_auto and not self.step.drafts and requested is None
+        ):
             return self
-        expected = asked or max(1, slots // 2)
-        if asked is None:
+        expected = requested or max(1, slots // 2)
+        if requested is None:
             log(f"note: planned for {expected} requests in flight (--expect-parallel)")
         return replace(self, step=replace(self.step, expected=expected, slots=slots), gate=self.gate and expected == 1)
 
@@ -94,8 +96,11 @@ class PlacementOptions:
         if self.policy.prefetch is not None:
             streaming = replace(plan.streaming or StreamSettings(), prefetch=self.policy.prefetch)
             others = (
-                replace(own, streaming=own.streaming and replace(own.streaming, prefetch=self.policy.prefetch))
-                for own in plan.behind_first
+                replace(
+                    device_plan,
+                    streaming=device_plan.streaming and replace(device_plan.streaming, prefetch=self.policy.prefetch),
+                )
+                for device_plan in plan.behind_first
             )
             plan = replace(plan, streaming=streaming, behind_first=tuple(others))
         options = replace(self.options, device=device_for_plan(self.options.device, plan.device))
@@ -187,7 +192,7 @@ def run_workload(placer: Placer, n_prompt: int, n_gen: int, n_past: int = 0) -> 
 
 @contextlib.contextmanager
 def loaded(
-    placer: Placer, plan: Plan, asked: PlacementOptions, answers: AnswerOptions, **options: Any
+    placer: Placer, plan: Plan, placement: PlacementOptions, answers: AnswerOptions, **options: Any
 ) -> Iterator[Engine]:
     """Yield a loaded engine and print its warnings; count the uses of experts until its end, if asked for.
     options: further ones of Placer.engine."""
@@ -196,7 +201,7 @@ def loaded(
             count = stack.enter_context(counting(placer, answers.count_experts))
             options |= {"on_expert_counts": count, "server_options": passed_options()}
             engine = stack.enter_context(placer.engine(plan, interactive=True, **options))
-        say_warnings(engine, placer, asked.plan_file is not None)
+        say_warnings(engine, placer, placement.plan_file is not None)
         yield engine
 
 

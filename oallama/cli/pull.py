@@ -27,10 +27,10 @@ def command(name: str, as_json: bool) -> None:
     """
     from oallama.stores.find import find_model
 
-    found = pulled(hub_name(name)) if "/" in name else find_model(name)
-    if found is None:
+    stored = pulled(hub_name(name)) if "/" in name else find_model(name)
+    if stored is None:
         raise UsageError(unknown_model(name))
     if as_json:
-        emit_json({"name": found.name, "path": str(found.path), "files": [str(file) for file in found.files]})
+        emit_json({"name": stored.name, "path": str(stored.path), "files": [str(file) for file in stored.files]})
     else:
-        emit(str(found.path))
+        emit(str(stored.path))

@@ -144,8 +144,8 @@ def plan_answer(
     asked: PlacementOptions, answers: AnswerOptions, model: str | None, text: str, n_gen: int | None
 ) -> PlannedAnswer:
     """Plan for the prompt's number of tokens. Raises UsageError for a prompt that does not fit the context."""
-    if (found := asked.planned(model)) is not None:
-        placer, plan = found
+    if (given_plan := asked.planned(model)) is not None:
+        placer, plan = given_plan
         prompt = prompt_for(placer.model, text, answers.chat, answers.system)
         likely_tokens(placer.model.path, prompt, placer.options.n_ctx or plan.workload.n_ctx)
         return PlannedAnswer(placer, plan, prompt, plan.workload, is_untuned=False)

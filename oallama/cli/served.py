@@ -53,21 +53,21 @@ class PlacementRequest:
 
 
 @contextlib.contextmanager
-def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
+def served_model(request: PlacementRequest) -> Iterator[ServedModel]:
     """Yield the placements for the block; store counted uses of experts at its end. Raises UsageError for counting
     experts of a model without experts, and as reading, planning and measuring."""
-    planned = _planned(asked)
+    planned = _planned(request)
     if planned is None:
-        placer = asked.placement.placer(asked.model)
-        placer = asked.pictures.with_room(placer, asked.workload(placer))
-        planned = placer, _placed(asked, placer)
+        placer = request.placement.placer(request.model)
+        placer = request.pictures.with_room(placer, request.workload(placer))
+        planned = placer, _placed(request, placer)
     placer, served = planned
     placer = placer.on_devices_of(served.plan)
-    if asked.embeds:
+    if request.embeds:
         served = _embedding(placer, served)
     served = replace(served, plan=with_repeated_drafts(placer, served.plan, passed_options()))
-    with counting(placer, asked.count_experts) as count:
-        yield ServedModel(asked, placer, served, count)
+    with counting(placer, request.count_experts) as count:
+        yield ServedModel(request, placer, served, count)
 
 
 class ServedModel:
@@ -79,14 +79,14 @@ class ServedModel:
 
     def __init__(
         self,
-        asked: PlacementRequest,
+        request: PlacementRequest,
         placer: Placer,
         served: Served,
         count: Callable[[ExpertCounts], None] | None,
     ) -> None:
-        self.placer, self._asked, self._count = placer, asked, count
+        self.placer, self._request, self._count = placer, request, count
         self._device = str(placer.found_device)
-        self._projector = asked.pictures.read()
+        self._projector = request.pictures.read()
         self.wanted = self._completed(served, self._device)
         self.on_cpu = self._without_server() or self._without_device()
         if self._projector is not None:
@@ -116,7 +116,7 @@ class ServedModel:
         as much as the host has left."""
         n_beside = 0  # bytes of the host
         if self._projector is not None:
-            placed = self._asked.pictures.place(self._projector, served.plan, self._has_room)
+            placed = self._request.pictures.place(self._projector, served.plan, self._has_room)
             settings = replace(settings, projector=self._projector.path, projector_on_device=placed.on_device)
             n_beside = 0 if placed.on_device else placed.n_bytes
         if settings.cache_mib is None:
@@ -150,7 +150,7 @@ class ServedModel:
     @property
     def _has_room(self) -> bool:
         """Whether the plan was made now, with room for the requested projector."""
-        return self._asked.placement.plan_file is None
+        return self._request.placement.plan_file is None
 
     def _completed(self, served: Served, device: str) -> Served:
         """Name the device as llama-server does, `none` if the plan does not use it, choose layouts that the CPU has,
@@ -161,7 +161,7 @@ class ServedModel:
         served = replace(served, plan=plan)
         if self._projector is None:
             return served
-        placed = self._asked.pictures.place(self._projector, served.plan, self._has_room)
+        placed = self._request.pictures.place(self._projector, served.plan, self._has_room)
         return replace(served, plan=placed.noted(served.plan))
 
     def _cache_mib(self, served: Served, n_beside: int) -> int | None:
@@ -178,25 +178,25 @@ class ServedModel:
         return mib
 
 
-def _planned(asked: PlacementRequest) -> tuple[Placer, Served] | None:
+def _planned(request: PlacementRequest) -> tuple[Placer, Served] | None:
     """Return the placement of the plan file; None without a plan file."""
-    planned = asked.placement.planned(asked.model)
+    planned = request.placement.planned(request.model)
     if planned is None:
         return None
     placer, plan = planned
     plan.check(placer.model, placer.operators)
     plan = placer.as_asked(plan)
-    reason = f"using the plan {asked.placement.plan_file}, policy {plan.policy}"
+    reason = f"using the plan {request.placement.plan_file}, policy {plan.policy}"
     return placer, _timed(placer, plan, reason)
 
 
-def _placed(asked: PlacementRequest, placer: Placer) -> Served:
+def _placed(request: PlacementRequest, placer: Placer) -> Served:
     """Return the policy's placement, as in `run`."""
-    workload = asked.workload(placer)
-    plan, is_unknown = asked.placement.made_plan(placer, workload)
+    workload = request.workload(placer)
+    plan, is_unknown = request.placement.made_plan(placer, workload)
     if is_unknown:
         return _timed(placer, plan, tuning_gain(placer, workload, plan))
-    return _timed(placer, plan, _reason(placer, asked.placement, plan))
+    return _timed(placer, plan, _reason(placer, request.placement, plan))
 
 
 def _embedding(placer: Placer, served: Served) -> Served:
@@ -208,12 +208,12 @@ def _embedding(placer: Placer, served: Served) -> Served:
     return served if plan is None else replace(served, plan=plan)
 
 
-def _reason(placer: Placer, asked: PlacementOptions, plan: Plan) -> str:
+def _reason(placer: Placer, options: PlacementOptions, plan: Plan) -> str:
     """Print the placement in use, and why."""
-    if asked.policy.keeps_to_cpu(placer):
-        found_none = asked.policy.uses_device and placer.options.device in (None, "auto")
+    if options.policy.keeps_to_cpu(placer):
+        found_none = options.policy.uses_device and placer.options.device in (None, "auto")
         return "no GPU found: running on the CPU" if found_none else "running on the CPU, as requested"
-    if asked.gate and asked.policy.is_auto:
+    if options.gate and options.policy.is_auto:
         return f"using {policy_on(plan.policy, plan.device)}, the fastest measured here"
     return f"using policy {plan.policy}, not compared with llama.cpp's placement"
 

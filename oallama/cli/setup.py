@@ -42,10 +42,10 @@ def command(context: click.Context, llama_cpp: str | None, sha256: str | None, r
     def job() -> int:
         with lock(cache_folder(env) / "install.lock", console):
             console.open_log()
-            made = installer.run(llama_cpp, sha256, refresh)
-            for note in made.notes:
+            installed = installer.run(llama_cpp, sha256, refresh)
+            for note in installed.notes:
                 console.say(f"  note: {note}")
-            console.say(f"llama.cpp: {made.backend}, {', '.join(made.layouts)} "
+            console.say(f"llama.cpp: {installed.backend}, {', '.join(installed.layouts)} "
                         f"({format_seconds(time.monotonic() - start_s)})")  # fmt: skip
         return 0
 

@@ -86,7 +86,7 @@ def command(
     kinds = classes_in(workload.n_ctx) if n_prompt is None and n_depth is None else (class_of(workload),)
     begun: list[bool] = []
     try:
-        found = measured(
+        tuning = measured(
             placer, workload, kinds, seconds, refresh=refresh_gate or bool(corrected),
             ends="Ctrl-C stops and keeps the results so far", begun=lambda: begun.append(True),
         )  # fmt: skip
@@ -95,4 +95,4 @@ def command(
             log("oallama: the results so far are kept; the same command continues from here")
         raise
     if as_json:
-        emit_json({**found.result.document, "remembered": found.remembered})
+        emit_json({**tuning.result.document, "remembered": tuning.remembered})

@@ -77,13 +77,13 @@ def file_or_shape(word: str) -> str:
     is_here = is_file(word) or os.path.exists(word)  # noqa: PTH110 - Path.exists raises where a name is too long
     if is_here or names_the_hub(word) or find_model(word) is not None:
         return model_file(word)
-    if (found := popular(word)) is None:
+    if (shape := popular(word)) is None:
         meant = suggestion(word.lower(), POPULAR)
         raise UsageError(f"{unknown_model(word)}{f' ({meant})' if meant else ''}; known by name: {', '.join(POPULAR)}")
     from oallama.core.temporary import parent_for_server, temporary_folder
     from oallama.model.shape_file import write_empty
 
-    name, kind = found
+    name, kind = shape
     context = click.get_current_context()
     context.meta[SHAPE] = word
     folder = context.with_resource(temporary_folder("oallama-shape-", parent_for_server()))
@@ -163,9 +163,11 @@ def command(
         if not as_json:
             emit(what_if_head(placer.model, workload, host))
         with busy("predicting"):
-            alone, found = alone_and_beside(placer, _cards(rows, memory_bytes), workload, **given(policy=policy))
+            alone, rows_of_cards = alone_and_beside(
+                placer, _cards(rows, memory_bytes), workload, **given(policy=policy)
+            )
         predicted = []
-        for row in each_awaited(found, "predicting"):
+        for row in each_awaited(rows_of_cards, "predicting"):
             predicted.append(row)
             if not as_json:
                 emit(what_if_line(placer.model, row))

@@ -28,8 +28,8 @@ MOST_TEXT = 64 << 20  # far above any profile or description of a machine
 def cache_folder(env: Mapping[str, str] = os.environ) -> Path:
     """The cache folder: `$OALLAMA_CACHE_DIR`, in which `~` is the user's home, else `oallama` in `$XDG_CACHE_HOME` or
     `~/.cache`."""
-    if own := env.get(FOLDER_VARIABLE):
-        return user_path(own)
+    if folder := env.get(FOLDER_VARIABLE):
+        return user_path(folder)
     xdg = Path(env.get("XDG_CACHE_HOME", ""))
     if xdg.is_absolute():
         return xdg / "oallama"
@@ -79,13 +79,13 @@ def open_lock(path: Path) -> IO[str]:
     return open(path, "a+", encoding="utf-8", opener=owner_only)
 
 
-def lock_file(file: IO[Any], taken: Callable[[], None]) -> None:
-    """Lock an open file until it is closed or the process ends. taken: called once if another process holds the lock;
+def lock_file(file: IO[Any], on_wait: Callable[[], None]) -> None:
+    """Lock an open file until it is closed or the process ends. on_wait: called once if another process holds the lock;
     then waits for it, unless the call raises."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        taken()
+        on_wait()
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
@@ -106,7 +106,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def unwritten(kind: type[E], what: str, error: OSError) -> E:
     """The error of this type for a result that cannot be written. Its exit code is 1 if the disk is full or broken,
     since the path is then not the cause."""
-    made = kind(f"cannot write {what}: {error.strerror or error}")
+    fault = kind(f"cannot write {what}: {error.strerror or error}")
     if error.errno in DISK_FAILED:
-        made.exit_code = 1
-    return made
+        fault.exit_code = 1
+    return fault

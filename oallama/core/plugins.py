@@ -41,5 +41,5 @@ def test_devices() -> Mapping[str, Callable[[str], str]]:
     file = Path(__file__).parents[2] / "tests" / "devices.py"
     if os.environ.get("OALLAMA_TEST_DEVICES") != "1" or not file.is_file():
         return {}
-    found: Mapping[str, Callable[[str], str]] = run_path(str(file))["DEVICES"]
-    return found
+    devices: Mapping[str, Callable[[str], str]] = run_path(str(file))["DEVICES"]
+    return devices

@@ -155,9 +155,9 @@ class MulMat:
         is less than share_read. Uses are assumed to follow a gamma distribution."""
         if self.op != "MUL_MAT_ID":
             return 1.0
-        each, spread = self.n_expert_used / self.shape[2], self.use_spread
-        idle: float = (1.0 + n_tokens * each / spread) ** -spread
-        return max(each, 1.0 - idle)
+        share, spread = self.n_expert_used / self.shape[2], self.use_spread
+        idle: float = (1.0 + n_tokens * share / spread) ** -spread
+        return max(share, 1.0 - idle)
 
     @property
     def use_spread(self) -> float:
@@ -420,4 +420,4 @@ def settings_of(settings: Sequence[SplitSettings], device: int) -> SplitSettings
 
 def devices_with_n_g(settings: Sequence[SplitSettings]) -> frozenset[int]:
     """The devices that compute CC for some tokens of a batch (n_g)."""
-    return frozenset(device for device, one in enumerate(settings) if one.token_assignment)
+    return frozenset(device for device, device_settings in enumerate(settings) if device_settings.token_assignment)

@@ -51,7 +51,7 @@ def child_errors(
                 raise OallamaError(f"{error}; close other programs and run again") from None
         raise failed(str(error)) from None
     except ChildError as error:
-        found = named_error(error.type_name, str(error))
-        raise (unexpected(str(error)) if type(found) is OallamaError else found) from None
+        named = named_error(error.type_name, str(error))
+        raise (unexpected(str(error)) if type(named) is OallamaError else named) from None
     except (ggml_bridge.BridgeError, ValueError) as error:
         raise BridgeError(str(error)) from None

@@ -82,19 +82,19 @@ def parse_emulated(text: str) -> Emulated:
         rest, source = [source, *rest], ""
     if colon and not source and not rest:
         raise _wrong(text, "missing preset or file after the colon")
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for item in rest:
         key, equals, value = item.partition("=")
         if key not in _KEYS or not equals:
             raise _wrong(text, f"unknown key {key!r}; choose from {', '.join(_KEYS)}")
-        if key in found:
+        if key in settings:
             raise _wrong(text, f"{key} is given twice")
         try:
-            found[key] = _KEYS[key](value)
+            settings[key] = _KEYS[key](value)
         except ValueError as error:
             raise _wrong(text, f"{key}: {error}") from None
-    made = Emulated(source or DEFAULT_CARD, **found)
-    return made if made.is_file else replace(made, source=preset(made.source).name)
+    emulated = Emulated(source or DEFAULT_CARD, **settings)
+    return emulated if emulated.is_file else replace(emulated, source=preset(emulated.source).name)
 
 
 def card_of(spec: Emulated) -> Card:
@@ -137,8 +137,8 @@ def card_parameters(card: Card) -> str:
 def all_parameters(specs: Sequence[Emulated]) -> str:
     """Parameters of libggml-emulated for devices that are used together, named in their order. Raises UsageError for an
     unreadable file."""
-    each = (parameters_of(spec) + use_parameters(spec, number) for number, spec in enumerate(specs))
-    return "---\n".join(each)
+    texts = (parameters_of(spec) + use_parameters(spec, number) for number, spec in enumerate(specs))
+    return "---\n".join(texts)
 
 
 def use_parameters(spec: Emulated, number: int = 0) -> str:

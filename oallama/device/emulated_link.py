@@ -45,7 +45,7 @@ def open_emulated(specs: Sequence[Emulated]) -> tuple[list[DeviceInfo], Callable
         raise BridgeError(str(error)) from None
     except ValueError as error:
         raise UsageError(f"--device {text}: {error}") from None
-    found = [device_info(load_bridge().device(f"{DEVICE_NAME}{number}")) for number in range(len(specs))]
+    infos = [device_info(load_bridge().device(f"{DEVICE_NAME}{number}")) for number in range(len(specs))]
 
     def close() -> None:
         try:
@@ -54,12 +54,12 @@ def open_emulated(specs: Sequence[Emulated]) -> tuple[list[DeviceInfo], Callable
             return  # something of a model still lives on it: it stays registered, and idle
 
     try:
-        for spec, info in zip(specs, found, strict=True):
+        for spec, info in zip(specs, infos, strict=True):
             check_room(spec, info.memory_total)
     except UsageError:
         close()
         raise
-    return found, close
+    return infos, close
 
 
 def check_room(spec: Emulated, memory_bytes: int) -> None:

@@ -254,15 +254,16 @@ class _Loader:
                 raise load_refusal(settings.path, device, log.reason())
             check_cache(settings, log.texts())
             prefill, decode = graph_splits(log.texts())
-            told = placement.devices(device.names)
-            buffers = memory_of(bridge, context, told)
+            devices = placement.devices(device.names)
+            buffers = memory_of(bridge, context, devices)
             if settings.n_drafts:
                 draft_params = api.llama_context_default_params()
                 apply_draft_context(settings, draft_params, context)
                 drafting = api.llama_init_from_model(model, draft_params)
                 if not drafting:
                     raise load_refusal(settings.path, device, log.reason())
-                buffers += tuple(replace(row, model=0) for row in memory_of(bridge, drafting, told))  # the same weights
+                # the same weights
+                buffers += tuple(replace(row, model=0) for row in memory_of(bridge, drafting, devices))
                 api.llama_free(drafting)
             result = {
                 "buffers": [asdict(_as_host(row)) for row in buffers],
@@ -270,7 +271,7 @@ class _Loader:
                 "n_splits_decode": decode,
                 "device_total": device.info.memory_total if device.info else 0,
                 "device_free": device.info.memory_free if device.info else 0,
-                "free_of": {one.name: one.memory_free for one in device.infos if device.others},
+                "free_of": {info.name: info.memory_free for info in device.infos if device.others},
             }
             api.llama_free(context)
             if device.info is not None or split is not None:
@@ -325,8 +326,8 @@ def _plan_text(settings: LoadSettings, device: OpenDevice) -> str:
     first, *others = settings.split_texts
     if not device.names:
         return "".join((first, *others))
-    behind = (f"device {name}\n{text}" for name, text in zip(device.names[1:], others, strict=False))
-    return "".join((first, f"device {device.name}\n", *behind))
+    further_texts = (f"device {name}\n{text}" for name, text in zip(device.names[1:], others, strict=False))
+    return "".join((first, f"device {device.name}\n", *further_texts))
 
 
 def _as_host(row: BufferBytes) -> BufferBytes:

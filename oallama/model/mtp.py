@@ -30,8 +30,8 @@ def n_mtp_blocks(gguf: GgufFile) -> int:
     blocks = number(gguf, "nextn_predict_layers")
     first = number(gguf, "block_count") - blocks
     needed = (f"blk.{first}.nextn.eh_proj.weight", "token_embd.weight", "output_norm.weight")
-    there = gguf.arch in ARCHITECTURES and all(name in gguf.tensor_by_name for name in needed)
-    return blocks if there else 0
+    is_complete = gguf.arch in ARCHITECTURES and all(name in gguf.tensor_by_name for name in needed)
+    return blocks if is_complete else 0
 
 
 def mtp_model(gguf: GgufFile) -> GgufFile:
@@ -39,8 +39,8 @@ def mtp_model(gguf: GgufFile) -> GgufFile:
     llama.cpp aborts on some such models (qwen35), and runs the blocks one after the other in the rest."""
     n_blocks = n_mtp_blocks(gguf)
     if n_blocks != 1:
-        found = f"{n_blocks} blocks that predict further tokens (MTP); one is supported" if n_blocks else NO_BLOCK
-        raise UsageError(f"{gguf.path} has {found}; leave --spec mtp out, or use a draft model (-md)")
+        problem = f"{n_blocks} blocks that predict further tokens (MTP); one is supported" if n_blocks else NO_BLOCK
+        raise UsageError(f"{gguf.path} has {problem}; leave --spec mtp out, or use a draft model (-md)")
     n_layer = number(gguf, "block_count")
     layer = n_layer - number(gguf, "nextn_predict_layers")
     block = f"blk.{layer}."
@@ -50,8 +50,8 @@ def mtp_model(gguf: GgufFile) -> GgufFile:
         if not tensor.name.startswith("blk."):
             named.setdefault(tensor.name, tensor)
         elif tensor.name.startswith(block):
-            own = f"{_OWN[role]}.{suffix}" if role in _OWN else f"blk.0.{tensor.name.removeprefix(block)}"
-            named[own] = replace(tensor, name=own)
+            name = f"{_OWN[role]}.{suffix}" if role in _OWN else f"blk.0.{tensor.name.removeprefix(block)}"
+            named[name] = replace(tensor, name=name)
     alone = {f"{gguf.arch}.block_count": 1, f"{gguf.arch}.nextn_predict_layers": 0}
     entries = {key: _of_layer(entry, alone.get(key), layer, n_layer) for key, entry in gguf.entries.items()}
     fingerprint = hashlib.sha256(f"mtp {gguf.fingerprint}".encode()).hexdigest()

@@ -72,20 +72,20 @@ def operators(gguf: GgufFile) -> tuple[Operator, ...]:
     """Return every weight that a mul-mat of a decode reads, in graph order; a tied embedding once, at the end."""
     h = hyperparameters(gguf)
     named = [(tensor, tensor_role(tensor.name)) for tensor in gguf.tensors]
-    found = [(tensor, role) for tensor, role in named if _is_operator(role, h)]
+    pairs = [(tensor, role) for tensor, role in named if _is_operator(role, h)]
     if "output.weight" not in gguf.tensor_by_name and gguf.arch not in _NO_OUTPUT:
-        found += [(tensor, role) for tensor, role in named if tensor.name == "token_embd.weight"]
+        pairs += [(tensor, role) for tensor, role in named if tensor.name == "token_embd.weight"]
     roles: dict[int | None, set[str]] = {}
-    for _, role in found:
+    for _, role in pairs:
         roles.setdefault(role.layer, set()).add(role.role)
-    found.sort(key=lambda pair: _graph_position(gguf, pair[1], roles[pair[1].layer]))
-    shapes = {(role.layer, role.role): tensor.shape for tensor, role in found}
-    made = [_operator(gguf, tensor, role, h, _holds_gate_and_up(tensor, role, shapes)) for tensor, role in found]
+    pairs.sort(key=lambda pair: _graph_position(gguf, pair[1], roles[pair[1].layer]))
+    shapes = {(role.layer, role.role): tensor.shape for tensor, role in pairs}
+    rows = [_operator(gguf, tensor, role, h, _holds_gate_and_up(tensor, role, shapes)) for tensor, role in pairs]
     normed = {role.layer for _, role in named if _is_norm_behind_attention(role)}
-    for i, (before, operator) in enumerate(pairwise(made), start=1):
-        if before.layer == operator.layer and _adjoins(gguf, before, operator, operator.layer in normed):
-            made[i] = replace(operator, adjoins=True)
-    return tuple(made)
+    for i, (previous, operator) in enumerate(pairwise(rows), start=1):
+        if previous.layer == operator.layer and _adjoins(gguf, previous, operator, operator.layer in normed):
+            rows[i] = replace(operator, adjoins=True)
+    return tuple(rows)
 
 
 def _is_norm_behind_attention(role: TensorRole) -> bool:
@@ -93,16 +93,16 @@ def _is_norm_behind_attention(role: TensorRole) -> bool:
     return "norm" in role.role and not within
 
 
-def _adjoins(gguf: GgufFile, before: Operator, operator: Operator, normed: bool) -> bool:
+def _adjoins(gguf: GgufFile, previous: Operator, operator: Operator, normed: bool) -> bool:
     """Whether llama.cpp computes nothing between two operators of a layer: of what attention reads, or of attention's
     output and an FFN that reads the layer's input, in either order. normed: whether the layer has a norm behind
     attention."""
-    if {before.role, operator.role} <= _HEADS:
-        return before.role == "attn_v" or not _is_changed(gguf, before)
-    if before.role == "attn_output":
+    if {previous.role, operator.role} <= _HEADS:
+        return previous.role == "attn_v" or not _is_changed(gguf, previous)
+    if previous.role == "attn_output":
         return _has_attn_norm(gguf, operator.layer) and not normed and operator.role in ("ffn_gate", "ffn_up")
-    added = before.biased or gguf.arch in _RESIDUAL_BETWEEN
-    return before.role == "ffn_down" and operator.role == "attn_output" and not added
+    added = previous.biased or gguf.arch in _RESIDUAL_BETWEEN
+    return previous.role == "ffn_down" and operator.role == "attn_output" and not added
 
 
 def _is_changed(gguf: GgufFile, head: Operator) -> bool:

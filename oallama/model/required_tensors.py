@@ -59,11 +59,11 @@ def check_required(gguf: GgufFile, h: Hyperparameters, layers: set[int]) -> None
     """Raise ModelFileError for the first missing tensor. layers: those that have tensors."""
     if gguf.arch not in _IN_LAYERS or (h.n_layer_nextn and 0 not in layers):  # a file of prediction blocks only
         return
-    there = gguf.tensor_by_name
+    tensors = gguf.tensor_by_name
     for name in _required(gguf, h):
-        if name not in there:
+        if name not in tensors:
             block = name.rpartition(".")[0].rpartition(".")[0]
-            others = [other for other in there if other.startswith(f"{block}." if block else "")]
+            others = [other for other in tensors if other.startswith(f"{block}." if block else "")]
             unknown = set(others) - set(_required(gguf, h))
             close = difflib.get_close_matches(name, sorted(unknown), 1, 0.85)
             hint = f"; is {quoted(close[0])} meant to be it?" if close else ""

@@ -84,9 +84,9 @@ def _check_type(tensor: TensorInfo, role: TensorRole) -> None:
 
 
 def _check_experts(tensor: TensorInfo, role: TensorRole, h: Hyperparameters) -> None:
-    _, _, found, more = _all_extents(tensor.shape)
-    expected = h.n_expert if role.role.endswith("_exps") else found
-    if more != 1 or found != expected:
+    _, _, n_matrices, more = _all_extents(tensor.shape)
+    expected = h.n_expert if role.role.endswith("_exps") else n_matrices
+    if more != 1 or n_matrices != expected:
         raise tensor.fault(f"of shape {tensor.shape} does not hold {h.n_expert} experts")
     if role.layer is not None and role.layer < h.n_layer and not h.n_expert_used[role.layer]:
         raise tensor.fault("holds experts, but the metadata use none", CONVERT_AGAIN)
@@ -116,7 +116,7 @@ class _Shapes:
         if role.suffix == "bias" and len(expected) > 1:
             expected = expected[1:]
         pairs = zip(_all_extents(expected), _all_extents(tensor.shape), strict=True)
-        if any(wanted is not None and wanted != found for wanted, found in pairs):
+        if any(wanted is not None and wanted != actual for wanted, actual in pairs):
             demand = tuple("any" if extent is None else extent for extent in expected)
             raise tensor.fault(f"has shape {tensor.shape} but the hyperparameters require {demand}")
 

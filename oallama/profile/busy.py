@@ -39,11 +39,11 @@ def others_percent() -> float:
     """Measure for LOOK_S the CPU use of other processes, in percent of all cores."""
     import psutil
 
-    own = psutil.Process()
-    own_before_s = sum(own.cpu_times()[:2])
+    process = psutil.Process()
+    process_before_s = sum(process.cpu_times()[:2])
     used_percent = float(psutil.cpu_percent(interval=LOOK_S))
-    own_s: float = sum(own.cpu_times()[:2]) - own_before_s
-    return max(0.0, used_percent - 100.0 * own_s / (LOOK_S * (psutil.cpu_count() or 1)))
+    process_s: float = sum(process.cpu_times()[:2]) - process_before_s
+    return max(0.0, used_percent - 100.0 * process_s / (LOOK_S * (psutil.cpu_count() or 1)))
 
 
 def was_busy(profile: Profile) -> bool:
@@ -56,10 +56,10 @@ def doubt(profile: Profile) -> str:
     busy, disturbed = was_busy(profile), int(profile.fingerprint.get(DISTURBED, 0))
     if not busy and disturbed <= MOST_DISTURBED * (len(profile.cases) + len(profile.rest)):
         return ""
-    found = [f"other programs used {profile.fingerprint[OTHERS_PERCENT]:.0f} % of the CPU"] if busy else []
-    found += [f"{disturbed} of its measurements were disturbed"] if disturbed else []
+    reasons = [f"other programs used {profile.fingerprint[OTHERS_PERCENT]:.0f} % of the CPU"] if busy else []
+    reasons += [f"{disturbed} of its measurements were disturbed"] if disturbed else []
     remedy = "it is measured again once they end" if busy else "measure again with `oallama profile MODEL --refresh`"
-    return f"predicted times may be far off: the profile is from a busy machine ({', '.join(found)}); {remedy}"
+    return f"predicted times may be far off: the profile is from a busy machine ({', '.join(reasons)}); {remedy}"
 
 
 def caveat(profile: Profile) -> str:

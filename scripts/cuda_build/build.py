@@ -36,14 +36,14 @@ class Builder:
 
     def cpu_variants(self) -> dict[str, Path]:
         """libggml-cpu by variant, for all but the last, which is in the main build."""
-        found = {}
+        libraries = {}
         for variant in CPU_VARIANTS[:-1]:
             with self.console.step("CPU", f"compiling libggml-cpu for {variant.name}") as step:
                 work = self.work / f"build-cpu-{variant.name}"
                 folder = self._build(self.source, work, cpu_flags(variant), ("ggml-cpu",))
-                found[variant.name] = (folder / "bin" / "libggml-cpu.so.0").resolve()
+                libraries[variant.name] = (folder / "bin" / "libggml-cpu.so.0").resolve()
                 step.result = f"compiled libggml-cpu for {variant.name}"
-        return found
+        return libraries
 
     def native(self) -> Path:
         """Our own libraries of this checkout. Returns the folder they are in."""

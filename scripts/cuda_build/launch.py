@@ -43,15 +43,17 @@ def chosen(root: Path, device: str, pack: Path | None, env: Mapping[str, str]) -
                   file=sys.stderr)  # fmt: skip
         install_native(tree, root)
         install_entry_points(tree, root)
-        python, made = Path(sys.executable), run_environment(tree, root, env, cuda_folders())
+        python, variables = Path(sys.executable), run_environment(tree, root, env, cuda_folders())
     elif venv.is_file():
-        python, made = venv, dict(env)
+        python, variables = venv, dict(env)
     else:
         raise SetupError("neither a pack (scripts/build_cuda) nor an environment (python3 scripts/setup_env.py) exists")
     if vulkan:
-        made.setdefault("GGML_VK_VISIBLE_DEVICES", "0")  # ggml hides a device that is the processor unless it is named
-    paths = (str(root / "scripts"), str(root), str(root / "tests"), made.get("PYTHONPATH"))
-    return python, made | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        variables.setdefault(
+            "GGML_VK_VISIBLE_DEVICES", "0"
+        )  # ggml hides a device that is the processor unless it is named
+    paths = (str(root / "scripts"), str(root), str(root / "tests"), variables.get("PYTHONPATH"))
+    return python, variables | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def cuda_folders() -> list[Path]:

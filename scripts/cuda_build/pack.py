@@ -29,10 +29,10 @@ def copy_libraries(folder: Path, names: Iterable[str], to: Path) -> None:
     """`lib….so` with the links that lead to it, as files and links."""
     to.mkdir(parents=True, exist_ok=True)
     for name in names:
-        found = sorted(folder.glob(f"lib{name}.so*"))
-        if not found:
+        files = sorted(folder.glob(f"lib{name}.so*"))
+        if not files:
             raise SetupError(f"the build left no lib{name}.so in {folder}: remove that folder and run again")
-        for path in found:
+        for path in files:
             shutil.copy2(path, to / path.name, follow_symlinks=False)
 
 
@@ -121,8 +121,8 @@ def choose_cpu(tree: Path, features: Iterable[str]) -> str:
 
 
 def read_manifest(tree: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((tree / MANIFEST).read_text(encoding="utf-8"))
-    return found
+    manifest: dict[str, Any] = json.loads((tree / MANIFEST).read_text(encoding="utf-8"))
+    return manifest
 
 
 def install_native(tree: Path, root: Path) -> None:
