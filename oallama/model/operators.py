@@ -51,8 +51,8 @@ _EARLIER = {
     "glm5-next": ("attn_q_b", ("indexer.attn_q_b", "indexer.proj")),
     "qwen4exp": ("attn_q", ("indexer.q_proj",)),
 }
-"""(a role, the roles that run right before it and elsewhere later): routers and experts that read the layer's input, not
-what attention makes of it; queries of sparse attention whose positions are chosen before attention's own queries."""
+"""(a role, the roles that run right before it, and in other architectures later): routers and experts that read the
+layer's input, not what attention makes of it; queries of sparse attention, which chooses positions first."""
 
 _INPUT_F32 = {"mistral4": ("ffn_down_exps",)}
 """Mul-mats whose input exceeds F16's range: ggml_prec_set_src(…, GGML_PREC_F32, 1) in llama.cpp."""

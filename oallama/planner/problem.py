@@ -9,7 +9,7 @@ from itertools import pairwise
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
-from oallama.core.types import DecodeStep, FlashAttention, MemoryBreakdown, Operator, Phase, Workload
+from oallama.core.types import PLAIN_LAYOUT, DecodeStep, FlashAttention, MemoryBreakdown, Operator, Phase, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import can_split
 from oallama.cost.experts import mean_gaps
@@ -18,7 +18,15 @@ from oallama.cost.kernels import Kernels, index_non_matmul
 from oallama.cost.passes import Pass, passes
 from oallama.cost.ranges import DeviceCosts
 from oallama.cost.rates import between_devices, transfer_rates, weight_stream
-from oallama.cost.whole import Costs, host_cache, non_matmul_with_offload, offloaded, operator_costs, takes_attention
+from oallama.cost.whole import (
+    Costs,
+    host_cache,
+    non_matmul_with_offload,
+    offloaded,
+    operator_costs,
+    placement_seconds,
+    takes_attention,
+)
 from oallama.planner.memory import DeviceMemory, memory_breakdown, runtime_bytes, summed
 from oallama.planner.placement import DeviceSplits, Placement, cpu, operators_on_cpu, whole_bytes
 
@@ -105,24 +113,35 @@ def costs_over(
     problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool = True, layouts: Sequence[str] | None = None,
     mapped: bool = True,
 ) -> Costs:  # fmt: skip
-    """Prices over these passes. layouts: host layout of each operator; None: the fastest over these passes. mapped:
-    whether llama.cpp maps the file, as it does unless operators are sliced."""
+    """Prices over these passes. layouts: host layout of each operator; None: the fastest over these passes, together
+    with attention, which llama.cpp offloads only if all mul-mats around it are. mapped: whether llama.cpp maps the
+    file, as it does unless operators are sliced."""
     if problem.first is not None:
         first = costs_over(problem.first, over, llama_uses_device, layouts, mapped)
         own = costs_over(replace(problem, first=None), over, llama_uses_device, layouts, mapped)
         return _behind(own, problem.profile, first, problem.first.profile)
     profile, n_run = problem.profile, problem.graph.n_run
     stream = weight_stream(profile, mapped) if llama_uses_device else None
-    operators = operator_costs(problem.kernels, problem.operators, n_run, over, stream, layouts)
-    cache = host_cache(profile) if stream and takes_attention(problem.operators, operators) else None
-    return Costs(
-        operators,
-        problem.graph,
-        transfer_rates(profile),
-        over,
-        *non_matmul_with_offload(index_non_matmul(profile), profile.device, over, cache),
-        offloaded(problem.operators, operators, n_run) if cache else (),
-    )
+
+    def priced(layouts: Sequence[str] | None) -> Costs:
+        operators = operator_costs(problem.kernels, problem.operators, n_run, over, stream, layouts)
+        cache = host_cache(profile) if stream and takes_attention(problem.operators, operators) else None
+        return Costs(
+            operators,
+            problem.graph,
+            transfer_rates(profile),
+            over,
+            *non_matmul_with_offload(index_non_matmul(profile), profile.device, over, cache),
+            offloaded(problem.operators, operators, n_run) if cache else (),
+        )
+
+    fastest = priced(layouts)
+    if layouts is not None or stream is None or fastest.offloaded:
+        return fastest
+    named = zip(problem.operators, fastest.layouts, strict=True)
+    plain = priced([PLAIN_LAYOUT if operator.role.startswith("attn_") else layout for operator, layout in named])
+    nothing, first = (False,) * len(problem.operators), problem.graph.n_layer + 1
+    return min(fastest, plain, key=lambda costs: placement_seconds(costs, nothing, first))
 
 
 def device_costs(
