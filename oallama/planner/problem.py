@@ -140,8 +140,8 @@ def costs_over(
         return fastest
     named = zip(problem.operators, fastest.layouts, strict=True)
     plain = priced([PLAIN_LAYOUT if operator.role.startswith("attn_") else layout for operator, layout in named])
-    nothing, first = (False,) * len(problem.operators), problem.graph.n_layer + 1
-    return min(fastest, plain, key=lambda costs: placement_seconds(costs, nothing, first))
+    on_device = (False,) * len(problem.operators)
+    return min(fastest, plain, key=lambda costs: placement_seconds(costs, on_device, problem.graph.n_layer + 1))
 
 
 def device_costs(
