@@ -8,7 +8,8 @@ from dataclasses import replace
 from oallama.core.history import BlockRuns, SeenPasses
 from oallama.core.types import PLAIN_LAYOUT, Phase, Predicted, StockOptions, Workload
 from oallama.cost.expert_cache import MOST_TOKENS, beside_cache, cached_layers, through_cache
-from oallama.cost.passes import Pass, passes
+from oallama.cost.passes import Pass
+from oallama.cost.passes import passes as workload_passes
 from oallama.cost.ranges import ranges_seconds
 from oallama.cost.rates import slice_rates
 from oallama.cost.slices import Pricing
@@ -29,14 +30,14 @@ def price(problem: Problem, workload: Workload, placement: Placement) -> Predict
     """
     problem = problem.of_step(workload.step)
     sliced: dict[int, SlicePlan] = {}
-    for device, (part, own) in sliced_parts(problem, placement).items():
-        slicer = slicer_of(part, workload, own)
-        sliced[device] = slicer.priced(*slicer.cuts_of(own), own.split.settings.token_assignment)
+    for device, (part, part_placement) in sliced_parts(problem, placement).items():
+        slicer = slicer_of(part, workload, part_placement)
+        sliced[device] = slicer.priced(*slicer.cuts_of(part_placement), part_placement.split.settings.token_assignment)
     if placement.device_layers:
         layouts = host_layouts(problem, workload, placement)
 
         def over_devices(phase: Phase, sliced_s: Mapping[int, float]) -> float:
-            devices = device_costs(problem, passes(workload, phase), layouts, mapped=not sliced)
+            devices = device_costs(problem, workload_passes(workload, phase), layouts, mapped=not sliced)
             return ranges_seconds(
                 devices, placement.device_layers, placement.on_device, placement.first_device_layer, sliced_s
             )
@@ -49,9 +50,9 @@ def price(problem: Problem, workload: Workload, placement: Placement) -> Predict
     costs_in = WholeCosts(problem, workload, placement)
 
     def seconds(phase: str) -> float:
-        total, over = 0.0, passes(workload, phase)
-        small = tuple(p for p in over if placement.cache_bytes and p.n_tokens <= MOST_TOKENS)
-        for some in (small, tuple(p for p in over if p not in small)):
+        total, phase_passes = 0.0, workload_passes(workload, phase)
+        small = tuple(p for p in phase_passes if placement.cache_bytes and p.n_tokens <= MOST_TOKENS)
+        for some in (small, tuple(p for p in phase_passes if p not in small)):
             if some:
                 costs, on_device, waits_s = costs_in(some)
                 total += waits_s + placement_seconds(costs, on_device, placement.first_device_layer)
@@ -68,22 +69,22 @@ class WholeCosts:
         self._llama_uses_device = placement.llama_uses_device(problem.graph.n_layer)
         self._layouts = host_layouts(problem, workload, placement)
 
-    def __call__(self, over: tuple[Pass, ...]) -> tuple[Costs, Sequence[bool], float]:
+    def __call__(self, passes: tuple[Pass, ...]) -> tuple[Costs, Sequence[bool], float]:
         """(costs, which operators the device computes, seconds of waits for stock llama.cpp's expert cache) over these
         passes. They must all be larger than MOST_TOKENS or none: only small passes use that cache."""
         problem, placement = self._problem, self._placement
         on_device, cache_bytes = placement.on_device, placement.cache_bytes
-        costs = costs_over(problem, over, self._llama_uses_device, self._layouts, mapped=not cache_bytes)
+        costs = costs_over(problem, passes, self._llama_uses_device, self._layouts, mapped=not cache_bytes)
         if not cache_bytes:
             return costs, on_device, 0.0
         cached = cached_layers(problem.operators, on_device, placement.first_device_layer, cache_bytes)
-        if over[0].n_tokens > MOST_TOKENS:
+        if passes[0].n_tokens > MOST_TOKENS:
             return beside_cache(costs, cached), on_device, 0.0
         rates = slice_rates(problem.profile)  # of weights in pinned memory
         issue_s = rates.issue.alpha_s if rates.issue else 0.0
         costs, waits_s = through_cache(costs, problem.operators, cached, rates.weights, issue_s)
         in_cache = {i for group in cached for i in group.operators}
-        return costs, [here or i in in_cache for i, here in enumerate(on_device)], waits_s
+        return costs, [is_device or i in in_cache for i, is_device in enumerate(on_device)], waits_s
 
 
 def host_layouts(problem: Problem, workload: Workload, placement: Placement) -> tuple[str, ...]:
@@ -108,7 +109,7 @@ def stock_layouts(problem: Problem, options: StockOptions) -> tuple[str, ...]:
     if problem.profile.has_host_buffer and not options.no_host:
         return (PLAIN_LAYOUT,) * len(problem.operators)
     layouts = (sorted(problem.kernels.on_host(operator)) for operator in problem.operators)
-    return tuple(next((name for name in found if name != PLAIN_LAYOUT), PLAIN_LAYOUT) for found in layouts)
+    return tuple(next((name for name in names if name != PLAIN_LAYOUT), PLAIN_LAYOUT) for names in layouts)
 
 
 def seen_passes(
@@ -127,26 +128,28 @@ def seen_passes(
     ]
     cut_blocks = [cut_block for _, cut_block in timed]
     names = {problem.operators[i].name for block, _ in timed for i in block.operators}
-    found = []
+    seen = []
     for batch in sorted({run.batch for run in runs}):
         ran = [run for run in runs if run.batch == batch and run.block in names and run.n_runs > 0]
         if ran:
             most = max(ran, key=lambda run: run.n_runs)
             n_tokens = max(1, round(most.n_tokens / most.n_runs))
-            found.append(
-                _beside(_summed(ran, most.n_runs), cut_blocks, n_tokens, n_g_at(table, n_tokens), slicer.pricing)
+            seen.append(
+                _with_prediction(
+                    _summed(ran, most.n_runs), cut_blocks, n_tokens, n_g_at(table, n_tokens), slicer.pricing
+                )
             )
-    return tuple(found)
+    return tuple(seen)
 
 
 def _summed(runs: Sequence[BlockRuns], n_passes: int) -> SeenPasses:
     cpu_s, wait_s, other_s = (
-        sum(getattr(one, name) for one in runs) / n_passes for name in ("cpu_s", "wait_s", "other_s")
+        sum(getattr(run, name) for run in runs) / n_passes for name in ("cpu_s", "wait_s", "other_s")
     )
     return SeenPasses(runs[0].batch, n_passes, cpu_s, wait_s, other_s, 0.0, 0.0, 0.0, False)
 
 
-def _beside(seen: SeenPasses, cut_blocks: CutBlocks, n_tokens: int, n_g: int, pricing: Pricing) -> SeenPasses:
+def _with_prediction(seen: SeenPasses, cut_blocks: CutBlocks, n_tokens: int, n_g: int, pricing: Pricing) -> SeenPasses:
     """Add the predicted seconds of a pass."""
     times = [pricing.block_times(kind, cut, n_tokens, n_g) for kind, cut in cut_blocks]
     rounds: dict[BlockTimes, tuple[float, float]] = {}
@@ -156,14 +159,14 @@ def _beside(seen: SeenPasses, cut_blocks: CutBlocks, n_tokens: int, n_g: int, pr
             rounds[block] = cycle_seconds([block], pricing.streaming), without_cpu_s
     return replace(
         seen,
-        predicted_cpu_s=sum(_beside_copies(block, rounds[block][0]) for block in times),
+        predicted_cpu_s=sum(_cpu_beside_copies_s(block, rounds[block][0]) for block in times),
         predicted_device_s=sum(rounds[block][1] for block in times),
         predicted_between_s=sum(block.inter_block_s for block in times),
         copies_last=sum(block.copy_s for block in times) > sum(step.gpu_s for block in times for step in block.steps),
     )
 
 
-def _beside_copies(times: BlockTimes, round_s: float) -> float:
+def _cpu_beside_copies_s(times: BlockTimes, round_s: float) -> float:
     """Seconds of CC, slowed down by copies during their share of the round."""
     copied = min(1.0, times.copy_s / round_s) if round_s > 0 else 0.0
     return times.cpu_s * (1 + copied * (1 / times.interference.cpu_with_link - 1))

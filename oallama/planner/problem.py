@@ -15,7 +15,8 @@ from oallama.cost.blocks import can_split
 from oallama.cost.experts import mean_gaps
 from oallama.cost.graph import Graph
 from oallama.cost.kernels import Kernels, index_non_matmul
-from oallama.cost.passes import Pass, passes
+from oallama.cost.passes import Pass
+from oallama.cost.passes import passes as workload_passes
 from oallama.cost.ranges import DeviceCosts
 from oallama.cost.rates import between_devices, transfer_rates, weight_stream
 from oallama.cost.whole import (
@@ -75,7 +76,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         layers = self.graph.operator_layer
-        if any(before > layer for before, layer in pairwise(layers)):
+        if any(previous > layer for previous, layer in pairwise(layers)):
             raise UsageError("encoder-decoder models are not supported on a device: run it with --device none")
         kernels = Kernels(self.profile, self.step, () if self.routing is None else mean_gaps(self.routing))
         object.__setattr__(self, "kernels", kernels)
@@ -93,45 +94,45 @@ class Problem:
 
     def runtime_bytes(self, workload: Workload, n_instances: int = 1) -> int:
         """Bytes that n_instances instances of the device's back end take for themselves."""
-        facts, rest = self.profile.fingerprint, self.profile.rest
-        plain = any(case.device == self.profile.device and not case.shape.flash_attn for case in rest)
+        facts, cases = self.profile.fingerprint, self.profile.rest
+        plain = any(case.device == self.profile.device and not case.shape.flash_attn for case in cases)
         described = str(facts.get("device_backend")), str(facts.get("device_description"))
         return runtime_bytes(*described, self.operators, workload.n_ubatch, plain, n_instances)
 
-    def capacity(self, taken: LoadBytes) -> int:
+    def capacity(self, load: LoadBytes) -> int:
         """Bytes of the device to plan with: vram, else what was free before the load."""
-        return taken.device_free if self.vram is None else self.vram
+        return load.device_free if self.vram is None else self.vram
 
 
 def costs_of(problem: Problem, workload: Workload, phase: Phase, llama_uses_device: bool = True) -> Costs:
     """Prices over the passes of a phase. llama_uses_device: whether llama.cpp is given the device, to which it may
     stream plain host weights."""
-    return costs_over(problem, passes(workload, phase), llama_uses_device)
+    return costs_over(problem, workload_passes(workload, phase), llama_uses_device)
 
 
 def costs_over(
-    problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool = True, layouts: Sequence[str] | None = None,
+    problem: Problem, passes: tuple[Pass, ...], llama_uses_device: bool = True, layouts: Sequence[str] | None = None,
     mapped: bool = True,
 ) -> Costs:  # fmt: skip
     """Prices over these passes. layouts: host layout of each operator; None: the fastest over these passes, together
     with attention, which llama.cpp offloads only if all mul-mats around it are. mapped: whether llama.cpp maps the
     file, as it does unless operators are sliced."""
     if problem.first is not None:
-        first = costs_over(problem.first, over, llama_uses_device, layouts, mapped)
-        own = costs_over(replace(problem, first=None), over, llama_uses_device, layouts, mapped)
-        return _behind(own, problem.profile, first, problem.first.profile)
+        first = costs_over(problem.first, passes, llama_uses_device, layouts, mapped)
+        own_costs = costs_over(replace(problem, first=None), passes, llama_uses_device, layouts, mapped)
+        return _on_later_device(own_costs, problem.profile, first, problem.first.profile)
     profile, n_run = problem.profile, problem.graph.n_run
     stream = weight_stream(profile, mapped) if llama_uses_device else None
 
     def priced(layouts: Sequence[str] | None) -> Costs:
-        operators = operator_costs(problem.kernels, problem.operators, n_run, over, stream, layouts)
+        operators = operator_costs(problem.kernels, problem.operators, n_run, passes, stream, layouts)
         cache = host_cache(profile) if stream and takes_attention(problem.operators, operators) else None
         return Costs(
             operators,
             problem.graph,
             transfer_rates(profile),
-            over,
-            *non_matmul_with_offload(index_non_matmul(profile), profile.device, over, cache),
+            passes,
+            *non_matmul_with_offload(index_non_matmul(profile), profile.device, passes, cache),
             offloaded(problem.operators, operators, n_run) if cache else (),
         )
 
@@ -145,33 +146,36 @@ def costs_over(
 
 
 def device_costs(
-    problem: Problem, over: tuple[Pass, ...], layouts: Sequence[str] | None = None, mapped: bool = True
+    problem: Problem, passes: tuple[Pass, ...], layouts: Sequence[str] | None = None, mapped: bool = True
 ) -> tuple[DeviceCosts, ...]:
     """Prices over these passes on each of several devices. layouts, mapped: as in costs_over."""
-    first, *others = (costs_over(device, over, layouts=layouts, mapped=mapped) for device in problem.devices)
-    found = [DeviceCosts(first, (), problem.devices[0].profile.is_remote)]
+    first, *others = (costs_over(device, passes, layouts=layouts, mapped=mapped) for device in problem.devices)
+    by_device = [DeviceCosts(first, (), problem.devices[0].profile.is_remote)]
     for number, costs in enumerate(others, start=1):
-        *before, here = (device.profile for device in problem.devices[: number + 1])
-        entered = tuple(between_devices(profile, here) for profile in before)
-        found.append(DeviceCosts(_behind(costs, here, first, before[0]), entered, here.is_remote))
-    return tuple(found)
+        *earlier_profiles, profile = (device.profile for device in problem.devices[: number + 1])
+        entered = tuple(between_devices(earlier, profile) for earlier in earlier_profiles)
+        by_device.append(
+            DeviceCosts(_on_later_device(costs, profile, first, earlier_profiles[0]), entered, profile.is_remote)
+        )
+    return tuple(by_device)
 
 
-def _behind(own: Costs, profile: Profile, first: Costs, first_profile: Profile) -> Costs:
+def _on_later_device(costs: Costs, profile: Profile, first: Costs, first_profile: Profile) -> Costs:
     """Prices on a later one of several devices. In large batches llama.cpp streams host weights to the first device
     only, which computes with them; so inputs and results are copied between these two devices."""
     operators = tuple(
-        replace(host, t_gpu_s=here.t_gpu_s) for host, here in zip(first.operators, own.operators, strict=True)
+        replace(host_cost, t_gpu_s=device_cost.t_gpu_s)
+        for host_cost, device_cost in zip(first.operators, costs.operators, strict=True)
     )
     if not any(first.offloaded):
-        return replace(own, operators=operators, offloaded=())
+        return replace(costs, operators=operators, offloaded=())
     rates = replace(
-        own.rates,
+        costs.rates,
         copy_in=between_devices(first_profile, profile),
         copy_out=between_devices(profile, first_profile),
-        split_s=own.rates.split_s + first.rates.split_s,
+        split_s=costs.rates.split_s + first.rates.split_s,
     )
-    return replace(own, operators=operators, offloaded=first.offloaded, to_first=rates)
+    return replace(costs, operators=operators, offloaded=first.offloaded, to_first=rates)
 
 
 def with_layouts(problem: Problem, workload: Workload, placement: Placement) -> Placement:
@@ -180,8 +184,8 @@ def with_layouts(problem: Problem, workload: Workload, placement: Placement) -> 
     (has_host_buffer), except in a stock configuration."""
     if not problem.profile.has_host_buffer or placement.stock is not None:
         return placement
-    beside = placement.llama_uses_device(problem.graph.n_layer)
-    named = costs_of(problem, workload, "mixed", beside).layouts
+    llama_uses_device = placement.llama_uses_device(problem.graph.n_layer)
+    named = costs_of(problem, workload, "mixed", llama_uses_device).layouts
     assignments = (p._replace(layout=p.layout or other) for p, other in zip(placement.assignments, named, strict=True))
     return replace(placement, assignments=tuple(assignments))
 
@@ -197,27 +201,27 @@ def measured(
     """The memory breakdown of a placement: llama.cpp's part by a no_alloc load, in which split operators are on the
     host, plus the split back end's slices. `spare` may be negative. capacity: bytes of the device; None: as that load
     found it."""
-    taken = problem.no_alloc_load(workload, placement)
+    load = problem.no_alloc_load(workload, placement)
     if placement.device_layers:
 
-        def of_device(device: Problem, own: LoadBytes, beside: DeviceSplits) -> MemoryBreakdown:
+        def of_device(device: Problem, load: LoadBytes, splits: DeviceSplits) -> MemoryBreakdown:
             return memory_breakdown(
-                device.capacity(own), device.vram_fill, own.weights_gpu + beside.held_bytes, 0, own.kv, own.compute,
-                beside.staging_bytes, device.runtime_bytes(workload, 1 + beside.is_sliced),
+                device.capacity(load), device.vram_fill, load.weights_gpu + splits.held_bytes, 0, load.kv, load.compute,
+                splits.staging_bytes, device.runtime_bytes(workload, 1 + splits.is_sliced),
             )  # fmt: skip
 
-        weights_host = taken.weights_host + sum(
-            beside.twice_bytes - beside.gg_bytes for beside in placement.device_splits
+        weights_host = load.weights_host + sum(
+            splits.twice_bytes - splits.gg_bytes for splits in placement.device_splits
         )
-        return summed(tuple(map(of_device, problem.devices, taken.devices, placement.device_splits)), weights_host)
-    weights_host = taken.weights_host + placement.split.twice_bytes - placement.split.gg_bytes
+        return summed(tuple(map(of_device, problem.devices, load.devices, placement.device_splits)), weights_host)
+    weights_host = load.weights_host + placement.split.twice_bytes - placement.split.gg_bytes
     return memory_breakdown(
-        problem.capacity(taken) if capacity is None else capacity,
+        problem.capacity(load) if capacity is None else capacity,
         problem.vram_fill,
-        taken.weights_gpu + placement.split.held_bytes + placement.cache_bytes,
+        load.weights_gpu + placement.split.held_bytes + placement.cache_bytes,
         weights_host,
-        taken.kv,
-        taken.compute,
+        load.kv,
+        load.compute,
         placement.split.staging_bytes,
         problem.runtime_bytes(workload, n_computing(problem, placement)),
     )
@@ -255,14 +259,14 @@ def empty_memory(problem: Problem, workload: Workload) -> DeviceMemory:
     return memory_before(problem, workload, problem.no_alloc_load(workload, operators_on_host(problem, workload)))
 
 
-def memory_before(problem: Problem, workload: Workload, taken: LoadBytes) -> DeviceMemory:
-    """Memory of the device before any operator is placed. taken: of operators_on_host."""
+def memory_before(problem: Problem, workload: Workload, load: LoadBytes) -> DeviceMemory:
+    """Memory of the device before any operator is placed. load: of operators_on_host."""
     return DeviceMemory(
-        capacity=problem.capacity(taken),
+        capacity=problem.capacity(load),
         fill=problem.vram_fill,
-        kv=taken.kv,
-        compute=taken.compute,
-        other_weights=taken.weights_gpu,
+        kv=load.kv,
+        compute=load.compute,
+        other_weights=load.weights_gpu,
         n_layer=problem.graph.n_layer,
         operators_limit=operators_limit(problem),
         runtime=problem.runtime_bytes(workload),
@@ -279,7 +283,7 @@ def device_memory(
     their KV on the host, with the largest micro-batch whose buffers fit without KV. If those do not fit either: None,
     or DoesNotFit if the policy requires the device.
     """
-    asked, n_layer = workload.n_ubatch, problem.graph.n_layer
+    requested_ubatch, n_layer = workload.n_ubatch, problem.graph.n_layer
     without_kv: tuple[DeviceMemory, Workload] | None = None
     while True:
         memory = empty_memory(problem, workload)
@@ -291,8 +295,10 @@ def device_memory(
     if memory.operator_budget(0) < 0 and without_kv is not None:
         memory, workload = without_kv
     notes = []
-    if workload.n_ubatch != asked:
-        notes.append(f"micro-batch lowered from {asked} to {workload.n_ubatch} tokens to shrink the compute buffers")
+    if workload.n_ubatch != requested_ubatch:
+        notes.append(
+            f"micro-batch lowered from {requested_ubatch} to {workload.n_ubatch} tokens to shrink the compute buffers"
+        )
     if memory.operator_budget(0) >= 0:
         return memory, workload, tuple(notes)
     if without_kv is not None:
@@ -307,4 +313,4 @@ def device_memory(
         f"KV cache and compute buffers need {format_bytes(needed)} even with {workload.n_ubatch}-token micro-batches; "
         f"the device may hold {format_bytes(memory.limit)}: everything stays on the CPU"
     )
-    return None, replace(workload, n_ubatch=asked), (note,)
+    return None, replace(workload, n_ubatch=requested_ubatch), (note,)

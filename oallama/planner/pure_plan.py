@@ -88,13 +88,13 @@ def problem_over(devices: Sequence[Problem], host: LoadBytes) -> Problem:
     def no_alloc_load(workload: Workload, placement: Placement) -> LoadBytes:
         if not placement.device_layers:
             return first.no_alloc_load(workload, placement)
-        slices = [own.device_bytes for own in placement.device_splits]  # which no load counts
-        each = tuple(
+        slices = [splits.device_bytes for splits in placement.device_splits]  # which no load counts
+        device_loads = tuple(
             LoadBytes(n_bytes - other, 0, host.kv * n_blocks // first.graph.n_layer, host.compute, device.vram or 0)
             for device, (n_blocks, n_bytes), other in zip(devices, on_each(first, placement), slices, strict=True)
         )
-        on_cards = sum(device.weights_gpu for device in each)
-        return LoadBytes(on_cards, host.weights_host - on_cards, host.kv, host.compute, 0, each)
+        on_cards = sum(device.weights_gpu for device in device_loads)
+        return LoadBytes(on_cards, host.weights_host - on_cards, host.kv, host.compute, 0, device_loads)
 
     return replace(first, no_alloc_load=no_alloc_load, devices=tuple(devices))
 
@@ -104,35 +104,37 @@ def what_if(problem: Problem, card: Card, workload: Workload, policy: Policy | N
     counted_load_of. policy: the policy to compare with stock's fastest options (on the CPU if it does not fit); None:
     the faster of auto's and stock's."""
     stock = strongest(problem, Request(workload, quick=True, required=False))
-    asked = Request(workload, policy, quick=True)
+    request = Request(workload, policy, quick=True)
 
-    def beside(best: VerifiedPlan) -> WhatIf:
+    def against_stock(best: VerifiedPlan) -> WhatIf:
         return WhatIf((card,), stock, best, (0,), (0,))
 
     if policy is not None:
         try:
-            return beside(decide([problem], asked))
+            return against_stock(decide([problem], request))
         except DoesNotFit:
-            return beside(on_cpu(problem, workload, "mixed"))
+            return against_stock(on_cpu(problem, workload, "mixed"))
     if all(stock.placement.on_device):
-        return beside(stock)
-    ours = decide([problem], asked)
-    return beside(min(stock, ours, key=total_s))
+        return against_stock(stock)
+    ours = decide([problem], request)
+    return against_stock(min(stock, ours, key=total_s))
 
 
 def what_if_over(problem: Problem, cards: tuple[Card, ...], workload: Workload) -> WhatIf:
     """The plans of stock llama.cpp and of oallama for several cards: the fastest on one card alone or over all.
     problem: over all (problem_over)."""
     alone = [what_if(device, card, workload) for device, card in zip(problem.devices, cards, strict=True)]
-    stocks: list[tuple[VerifiedPlan, tuple[int, ...]]] = [(one.stock, (number,)) for number, one in enumerate(alone)]
-    if (over := stock_over(problem, workload)) is not None:
-        stocks.append((over, over.placement.devices_used))
-    stock, stock_on = min(stocks, key=lambda found: total_s(found[0]))
-    bests = [(stock, stock_on), *((one.best, (number,)) for number, one in enumerate(alone))]
+    stocks: list[tuple[VerifiedPlan, tuple[int, ...]]] = [
+        (single.stock, (number,)) for number, single in enumerate(alone)
+    ]
+    if (joint_stock := stock_over(problem, workload)) is not None:
+        stocks.append((joint_stock, joint_stock.placement.devices_used))
+    stock, stock_on = min(stocks, key=lambda candidate: total_s(candidate[0]))
+    bests = [(stock, stock_on), *((single.best, (number,)) for number, single in enumerate(alone))]
     with suppress(DoesNotFit):  # each of them keeps buffers of its own
         ours = decide([problem], Request(workload, ranges, quick=True))
         bests.append((ours, ours.placement.devices_used))
-    best, best_on = min(bests, key=lambda found: total_s(found[0]))
+    best, best_on = min(bests, key=lambda candidate: total_s(candidate[0]))
     return WhatIf(cards, stock, best, stock_on, best_on)
 
 
@@ -144,8 +146,8 @@ COMPUTE_BYTES_PER_TOKEN = 512 * KIB
 """Estimated bytes of a context's buffers per token of a micro-batch."""
 
 
-class Taken(Protocol):
-    """A no_alloc load: what a placement takes."""
+class LoadWithAttention(Protocol):
+    """A no_alloc load of a placement with an attention."""
 
     def __call__(self, workload: Workload, placement: Placement, /, attention: Attention) -> LoadBytes: ...
 
@@ -182,17 +184,17 @@ def problem_of(
     options: Options,
     profile: Profile,
     flash_attn: FlashAttention,
-    taken: Taken,
+    no_alloc_load: LoadWithAttention,
     host_budget: int,
     routing: Routing | None,
 ) -> Problem:
-    """The problem for one attention mode. taken: the bytes of a placement with an attention."""
+    """The problem for one attention mode. no_alloc_load: of a placement with an attention."""
     rule = AttentionRule(header.model, options)
     return Problem(
         header.operators,
         header.graph,
         with_attention(profile, flash_attn),
-        partial(taken, attention=rule.attention(flash_attn)),
+        partial(no_alloc_load, attention=rule.attention(flash_attn)),
         options.vram,
         options.vram_fill,
         options.gpu_weights,
@@ -213,11 +215,11 @@ def pure_problem(
 ) -> Problem:
     """The problem for one attention mode, with estimated no_alloc loads."""
 
-    def taken(workload: Workload, placement: Placement, attention: Attention) -> LoadBytes:
+    def no_alloc_load(workload: Workload, placement: Placement, attention: Attention) -> LoadBytes:
         host = memory.on_host(workload, attention) if memory.on_host else counted_load(header, workload, attention)
         return counted_load_of(host, header.operators, header.model.n_layer, memory.device_bytes)(workload, placement)
 
-    return problem_of(header, options, profile, flash_attn, taken, memory.host_budget, routing)
+    return problem_of(header, options, profile, flash_attn, no_alloc_load, memory.host_budget, routing)
 
 
 def counted_load(header: ModelHeader, workload: Workload, attention: Attention) -> LoadBytes:

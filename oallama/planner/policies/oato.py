@@ -18,11 +18,11 @@ from oallama.planner.whole import exchange, search, use_up
 def oato(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     rules, costs, operator_bytes = budget.request.rules, budget.costs, budget.operator_bytes
     filled = search(costs, operator_bytes, affinity=rules.affinity, rule=rules.fill)
-    found = [filled]
+    candidates = [filled]
     if not budget.request.quick and "paper" not in (rules.affinity, rules.fill):
-        found.append(exchange(costs, problem.operators, operator_bytes, filled))
+        candidates.append(exchange(costs, problem.operators, operator_bytes, filled))
     if rules.fill == "full":
-        found = [use_up(costs, operator_bytes, placement) for placement in found]
+        candidates = [use_up(costs, operator_bytes, placement) for placement in candidates]
     elif not rules.need_oato:
-        found.append(cpu_alone(problem, budget.workload, budget.request.phase))
-    yield from found
+        candidates.append(cpu_alone(problem, budget.workload, budget.request.phase))
+    yield from candidates

@@ -40,30 +40,33 @@ Propose = Callable[[WholeRanges, Sequence[DeviceMemory]], Placement]
 """(ranges of whole operators in each device's memory, that memory) -> a placement."""
 
 
-def best_over(problem: Problem, asked: Request) -> VerifiedPlan:
+def best_over(problem: Problem, request: Request) -> VerifiedPlan:
     """The fastest placement over the problem's devices that fits all of them, verified as by best_verified; on the CPU
     if fewer than two devices would be used. Raises DoesNotFit if none fits."""
-    before = [
-        device.no_alloc_load(asked.workload, operators_on_host(device, asked.workload)) for device in problem.devices
+    empty_loads = [
+        device.no_alloc_load(request.workload, operators_on_host(device, request.workload))
+        for device in problem.devices
     ]
-    whole = _best(problem, asked, before, lambda ranges, _: ranges.best())
+    whole = _best(problem, request, empty_loads, lambda ranges, _: ranges.best())
     if whole is None:
-        return on_cpu(problem, asked.workload, asked.phase)
+        return on_cpu(problem, request.workload, request.phase)
     try:
-        split = _best(problem, asked, before, _Splits(problem, asked, whole.placement))
+        split = _best(problem, request, empty_loads, _Splits(problem, request, whole.placement))
     except DoesNotFit:
         return whole
-    return min(filter(None, (whole, split)), key=lambda found: found.placement.seconds)
+    return min(filter(None, (whole, split)), key=lambda candidate: candidate.placement.seconds)
 
 
-def _best(problem: Problem, asked: Request, before: Sequence[LoadBytes], propose: Propose) -> VerifiedPlan | None:
-    """The fastest proposal that fits; None if it uses fewer than two devices. before: the load of each device without
+def _best(
+    problem: Problem, request: Request, empty_loads: Sequence[LoadBytes], propose: Propose
+) -> VerifiedPlan | None:
+    """The fastest proposal that fits; None if it uses fewer than two devices. empty_loads: of each device without
     operators. Raises DoesNotFit."""
-    workload, n_layer = asked.workload, problem.graph.n_layer
-    costs = device_costs(problem, passes(workload, asked.phase))
+    workload, n_layer = request.workload, problem.graph.n_layer
+    costs = device_costs(problem, passes(workload, request.phase))
     corrected = [
-        CorrectedBudget(memory_before(device, workload, taken))
-        for device, taken in zip(problem.devices, before, strict=True)
+        CorrectedBudget(memory_before(device, workload, load))
+        for device, load in zip(problem.devices, empty_loads, strict=True)
     ]
     best: VerifiedPlan | None = None
     for _ in range(ROUNDS):
@@ -102,29 +105,29 @@ def _bytes_left(memory: DeviceMemory, n_blocks: int) -> int:
 def on_each(problem: Problem, placement: Placement) -> list[tuple[int, int]]:
     """(number of layers, bytes of operators and of slices with their staging) of each device."""
     begins, graph = accumulate(placement.device_layers, initial=placement.first_device_layer), problem.graph
-    found: list[tuple[int, int]] = []
-    for begin, n_layers, beside in zip(begins, placement.device_layers, placement.device_splits, strict=False):
+    used: list[tuple[int, int]] = []
+    for begin, n_layers, splits in zip(begins, placement.device_layers, placement.device_splits, strict=False):
         first, last = graph.operators_of((begin, begin + n_layers))
         on_device = zip(problem.operators[first:last], placement.on_device[first:last], strict=True)
         n_blocks = max(0, min(begin + n_layers, graph.n_layer) - begin)
-        own = sum(operator.bytes for operator, here in on_device if here)
-        found.append((n_blocks, own + beside.device_bytes))
-    return found
+        n_bytes = sum(operator.bytes for operator, is_device in on_device if is_device)
+        used.append((n_blocks, n_bytes + splits.device_bytes))
+    return used
 
 
 class _Splits:
     """Proposes splits on each local device, and the best whole layers on devices of other machines. After a placement
     was verified, tries borders near its own."""
 
-    def __init__(self, problem: Problem, asked: Request, whole: Placement) -> None:
+    def __init__(self, problem: Problem, request: Request, whole: Placement) -> None:
         """whole: ranges of whole operators, from whose borders the search starts."""
-        self._problem, self._asked = problem, asked
+        self._problem, self._request = problem, request
         self._n_local = sum(not device.profile.is_remote for device in problem.devices)
         ends = [*accumulate(whole.device_layers, initial=whole.first_device_layer)][1 : self._n_local + 1]
         self._borders, self._n_layers = tuple(ends), problem.graph.n_layer + 1
         self._stride = max(1, problem.graph.n_layer // FIRST_STRIDE)
         self._problems = cache(partial(problem_in, problem))
-        streaming = StreamSettings(prefetch=asked.rules.prefetch)
+        streaming = StreamSettings(prefetch=request.rules.prefetch)
         self._pricing = cache(lambda device: pricing_of(problem.devices[device], streaming))
 
     def __call__(self, ranges: WholeRanges, memories: Sequence[DeviceMemory]) -> Placement:
@@ -149,13 +152,15 @@ class _Splits:
 
     def _moved(self, number: int, seconds: Callable[[tuple[int, ...]], float]) -> tuple[int, ...]:
         """The borders with one of them moved to a local minimum."""
-        before, behind = self._borders[:number], self._borders[number + 1 :]
-        least, most = (0, *before)[-1], (*behind, self._n_layers)[0]
+        lower, higher = self._borders[:number], self._borders[number + 1 :]
+        least, most = (0, *lower)[-1], (*higher, self._n_layers)[0]
 
-        def at(border: int) -> tuple[int, ...]:
-            return (*before, border, *behind)
+        def borders_with(border: int) -> tuple[int, ...]:
+            return (*lower, border, *higher)
 
-        return at(downhill(lambda x: seconds(at(x)), self._borders[number], self._stride, least, most))
+        return borders_with(
+            downhill(lambda x: seconds(borders_with(x)), self._borders[number], self._stride, least, most)
+        )
 
     def _placed(
         self, ranges: WholeRanges, part: Callable[[int, Window], Placement], borders: tuple[int, ...]
@@ -171,19 +176,23 @@ class _Splits:
     def _part(self, memory: DeviceMemory, device: int, window: Window, quick: bool) -> Placement:
         """The fastest placement of a device's layers that uses the device; NOTHING if there is none. The first device's
         part includes the host's layers; norms and KV of other parts are all on their device."""
-        asked, part, n_blocks = replace(self._asked, quick=quick), self._problems(device, window), window[1] - window[0]
+        request, part, n_blocks = (
+            replace(self._request, quick=quick),
+            self._problems(device, window),
+            window[1] - window[0],
+        )
         n_layer = self._problem.graph.n_layer
         budget = MemoryBudget(
-            asked, asked.workload, costs_of(part, asked.workload, asked.phase),
+            request, request.workload, costs_of(part, request.workload, request.phase),
             memory.of_layers(min(window[1], n_layer) - min(window[0], n_layer)),
             cache(lambda workload, **may: Slicer(part, workload, self._pricing(device), **may)),
             may_be_bare=window[0] == 0, has_all_layers=window[0] > 0,
         )  # fmt: skip
-        found = [
+        candidates = [
             placement for placement in most_choices(part, budget)
             if placement.is_sliced or placement.first_device_layer < n_blocks
         ]  # fmt: skip
-        return min(found, key=lambda placement: placement.seconds, default=NOTHING)
+        return min(candidates, key=lambda placement: placement.seconds, default=NOTHING)
 
 
 ranges = Policy(NAME, "a range of layers for each of several devices", best_over)

@@ -83,15 +83,15 @@ def stock_fit(costs: Costs, operators: Sequence[Operator], budget: OperatorBudge
 
     first = next((first for first in range(n_layer + 1) if size(others(first)) <= budget(first)), n_layer + 1)
     chosen = others(first)
-    left = budget(first) - size(chosen)
+    remaining = budget(first) - size(chosen)
     for layer in reversed(range(first, n_layer)):
-        layer_experts = [i for i, at in enumerate(layer_of) if at == layer and experts[i]]
-        if size(layer_experts) > left:
+        layer_experts = [i for i, operator_layer in enumerate(layer_of) if operator_layer == layer and experts[i]]
+        if size(layer_experts) > remaining:
             parts = ([i for i in layer_experts if operators[i].role in roles] for roles in PARTS)
-            chosen.update(next((part for part in parts if size(part) <= left), ()))
+            chosen.update(next((part for part in parts if size(part) <= remaining), ()))
             break
         chosen.update(layer_experts)
-        left -= size(layer_experts)
+        remaining -= size(layer_experts)
     on_device = [i in chosen and cost.t_gpu_s is not None for i, cost in enumerate(costs.operators)]
     return placed_whole(costs, on_device, first)
 
@@ -104,10 +104,10 @@ def stock_decision(problem: Problem, workload: Workload) -> VerifiedPlan:
     return VerifiedPlan(name, workload, placement, memory, predicted, (), problem.flash_attn)
 
 
-def _fit(problem: Problem, asked: Request) -> VerifiedPlan:
+def _fit(problem: Problem, request: Request) -> VerifiedPlan:
     if problem.gpu_weights is not None:
         raise UsageError("--gpu-weights does not limit --policy fit on a described machine; limit it by --vram")
-    return stock_decision(problem, asked.workload)
+    return stock_decision(problem, request.workload)
 
 
 @policy("layers", "whole layers, as llama.cpp's -ngl", reason="no layer fits the device", takes_ngl=True)
@@ -177,8 +177,8 @@ def _cached(share_on_host: float) -> Variant:
         placement = _without_experts(problem, ceil(share_on_host * problem.graph.n_layer))
         if placement is None or placement.stock is None or not problem.profile.link:
             return None
-        left = budget.operator_bytes(0) - own_bytes(problem, placement)
-        n_bytes = left // MIB * MIB
+        remaining = budget.operator_bytes(0) - own_bytes(problem, placement)
+        n_bytes = remaining // MIB * MIB
         if n_bytes <= 0 or not cached_layers(problem.operators, placement.on_device, 0, n_bytes):
             return None
         return replace(placement, stock=replace(placement.stock, moe_cache_bytes=n_bytes))
@@ -200,7 +200,7 @@ MOST_PROMISING = 3
 
 def most_promising(
     problem: Problem,
-    asked: Request,
+    request: Request,
     modes: Iterable[str] = STOCK_MODES,
     n_ubatches: Sequence[int] = (),
     most: int = MOST_PROMISING,
@@ -216,26 +216,26 @@ def most_promising(
         if placement is None:
             return None
         predicted = price(problem, budget.workload, placement)
-        seconds = predicted.over(asked.phase)
+        seconds = predicted.over(request.phase)
         return replace(placement, seconds=seconds) if predicted.ttft_s <= latest_s and seconds < to_beat_s else None
 
-    sizes = [replace(asked, workload=replace(asked.workload, n_ubatch=n), required=False) for n in n_ubatches]
+    sizes = [replace(request, workload=replace(request.workload, n_ubatch=n), required=False) for n in n_ubatches]
     roomy = [
-        (request, budgets[0])
-        for request in (replace(asked, required=False), *sizes)
-        if (budgets := budgets_of(problem, request)[0])
+        (sized, budgets[0])
+        for sized in (replace(request, required=False), *sizes)
+        if (budgets := budgets_of(problem, sized)[0])
     ]
-    found: list[tuple[float, Request, str, Variant]] = []
+    configurations: list[tuple[float, Request, str, Variant]] = []
     for mode in modes:
         for variant in STOCK_MODES[mode]:
             tried = [
-                (placement.seconds, request)
-                for request, budget in roomy
+                (placement.seconds, sized)
+                for sized, budget in roomy
                 if (placement := priced(variant, budget)) is not None
             ]
-            found += [(*min(tried, key=itemgetter(0)), mode, variant)] if tried else []
+            configurations += [(*min(tried, key=itemgetter(0)), mode, variant)] if tried else []
     verified: list[VerifiedPlan] = []
-    for _, request, mode, variant in sorted(found, key=itemgetter(0)):
+    for _, sized, mode, variant in sorted(configurations, key=itemgetter(0)):
         if len(verified) == most:
             break
 
@@ -243,7 +243,7 @@ def most_promising(
             if (placement := priced(variant, budget)) is not None:
                 yield placement
 
-        candidate = best_verified(problem, request, mode, propose, f"stock's {mode} found no placement that fits")
+        candidate = best_verified(problem, sized, mode, propose, f"stock's {mode} found no placement that fits")
         placement = candidate.placement
         if placement.stock is not None and all(_differ(candidate, other) for other in verified):
             flags = stock_flags(
@@ -260,20 +260,22 @@ def _differ(first: VerifiedPlan, other: VerifiedPlan) -> bool:
     )  # fmt: skip
 
 
-def strongest(problem: Problem, asked: Request) -> VerifiedPlan:
+def strongest(problem: Problem, request: Request) -> VerifiedPlan:
     """The fastest configuration by prediction, --fit's if none is faster. `policy` is its name in STOCK_MODES."""
-    fit = stock_decision(problem, asked.workload)
+    fit = stock_decision(problem, request.workload)
     if all(fit.placement.on_device):
         return fit
-    return next(iter(most_promising(problem, asked, most=1, to_beat_s=fit.predicted.over(asked.phase))), fit)
+    return next(iter(most_promising(problem, request, most=1, to_beat_s=fit.predicted.over(request.phase))), fit)
 
 
-def _strongest(problem: Problem, asked: Request) -> VerifiedPlan:
-    return replace(strongest(problem, asked), policy=STOCK)
+def _strongest(problem: Problem, request: Request) -> VerifiedPlan:
+    return replace(strongest(problem, request), policy=STOCK)
 
 
 cpu = register(
-    Policy("cpu", "nothing on the device", lambda p, asked: on_cpu(p, asked.workload, asked.phase), uses_device=False)
+    Policy(
+        "cpu", "nothing on the device", lambda p, request: on_cpu(p, request.workload, request.phase), uses_device=False
+    )
 )
 FIT = register(Policy("fit", "llama.cpp's own --fit", _fit, by_llama_cpp=True, attention="on")).name
 stock = register(Policy("stock", "the fastest options of stock llama.cpp", _strongest))

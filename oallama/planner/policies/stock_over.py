@@ -43,12 +43,12 @@ def stock_over(problem: Problem, workload: Workload) -> VerifiedPlan | None:
     device_layers = tuple(end - begin for begin, end in pairwise(bounds))
     if sum(n > 0 for n in device_layers) < 2:
         return None
-    there = (
+    on_device = (
         layer >= bounds[0] and (layer < full or not expert)
         for layer, expert in zip(graph.operator_layer, experts, strict=True)
     )
     able = (problem.kernels.on_device(operator) is not None for operator in operators)
-    placement = Placement.whole([here and can for here, can in zip(there, able, strict=True)], bounds[0])
+    placement = Placement.whole([is_device and can for is_device, can in zip(on_device, able, strict=True)], bounds[0])
     placement = replace(placement, stock=StockOptions(), device_layers=device_layers)
     decision = verify(problem, FIT, workload, placement)
     return decision if decision.memory.fits else None
