@@ -31,8 +31,8 @@ class HotRows(NamedTuple):
 
     def most(self, n_tokens: int) -> int:
         """Rows that are computed at once."""
-        each, n_rows = self.n_device * n_tokens, self.n_used * n_tokens
-        return min(n_rows, max(LEAST_PACKED, (each + 1) // 2)) if self.packed(n_tokens) else each
+        unpacked, n_rows = self.n_device * n_tokens, self.n_used * n_tokens
+        return min(n_rows, max(LEAST_PACKED, (unpacked + 1) // 2)) if self.packed(n_tokens) else unpacked
 
     def packed(self, n_tokens: int) -> bool:
         return self.follows and n_tokens > 1
@@ -64,17 +64,17 @@ def activation_bytes(run: tuple[tuple[ComputedBlock, ...], ...], n_tokens: int, 
     for phase in run:
         sides: tuple[list[_Node], ...] = ([], [], [], [])  # GG, packed rows, CG, CG'
         results: list[_Node] = []
-        n_there = 0  # tokens of the input that were sent for the blocks before
+        n_sent = 0  # tokens of the input that were sent for the blocks before
         for part in phase:
             if part.hot is not None:
                 graph.sent += _sent_hot_bytes(part, part.hot, n_tokens)
                 results += _compute_hot(part, part.hot, n_tokens, sides)
                 continue
-            if part.block.behind != "input":
-                n_there = 0
+            if part.block.relation != "input":
+                n_sent = 0
             n_read = _at_once(part.block, n_tokens) if part.gg + part.cg else n_g
-            graph.sent += _sent_bytes(part, n_tokens, n_g, n_read, sends_input=n_read > n_there)
-            n_there = max(n_there, n_read)
+            graph.sent += _sent_bytes(part, n_tokens, n_g, n_read, sends_input=n_read > n_sent)
+            n_sent = max(n_sent, n_read)
             results += _compute(part, n_tokens, n_g, sides)
         for side in sides:
             graph.nodes += side
@@ -98,8 +98,8 @@ def _sent_bytes(part: ComputedBlock, n_tokens: int, n_g: int, n_read: int, sends
         cc = part.on_host if elements else 0  # whole rows go where they belong
         host_rows = block.returned_each * cc * (n_tokens - (n_g if part.late else 0))
         return ((inputs if part.host_input else 0) + biases + part.n_ids * n_tokens + host_rows) * F32
-    own = block.sent_each * (elements * n_tokens + part.late * n_g)
-    return (inputs + own + weights + biases) * F32
+    sliced = block.sent_each * (elements * n_tokens + part.late * n_g)
+    return (inputs + sliced + weights + biases) * F32
 
 
 def _compute(part: ComputedBlock, n_tokens: int, n_g: int, sides: Sequence[list[_Node]]) -> list[_Node]:
@@ -107,14 +107,14 @@ def _compute(part: ComputedBlock, n_tokens: int, n_g: int, sides: Sequence[list[
     added on the device."""
     n_tokens = _at_once(part.block, n_tokens)
     n_batch = n_tokens
-    made: list[_Node | None] = []
+    results: list[_Node | None] = []
     gg_side, _, cg_side, late_side = sides
     slices = (gg_side, part.gg, n_tokens), (cg_side, part.cg, n_tokens), (late_side, part.late, n_g)
     for side, elements, n in slices:
-        made.append(_side(part, elements, n, n_batch, side) if elements and n else None)
+        results.append(_side(part, elements, n, n_batch, side) if elements and n else None)
     if not part.block.returned:
-        return [node for node in made if node is not None]
-    gg, cg, late = made
+        return [node for node in results if node is not None]
+    gg, cg, late = results
     total = gg or cg
     if gg is not None and cg is not None:
         total = _Node(cg.n_bytes, (gg, cg), in_place=True)
@@ -203,7 +203,7 @@ class _Node:
     in_place: bool = False
     stays: bool = False
     n_readers: int = 0
-    at: int = 0
+    offset: int = 0
 
 
 class _Graph:
@@ -222,11 +222,11 @@ class _Graph:
         for node in self.nodes:
             first = node.reads[0] if node.in_place else None
             taken_over = first is not None and first.n_readers == 1 and not first.stays
-            node.at = first.at if first is not None and taken_over else memory.take(node.n_bytes)
+            node.offset = first.offset if first is not None and taken_over else memory.take(node.n_bytes)
             for source in node.reads:
                 source.n_readers -= 1
                 if not source.n_readers and not source.stays and not (taken_over and source is first):
-                    memory.give(source.at, source.n_bytes)
+                    memory.give(source.offset, source.n_bytes)
         return self.sent + memory.most
 
 

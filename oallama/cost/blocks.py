@@ -40,7 +40,7 @@ side's results of a token's experts before it joins them."""
 Gate = Literal["none", "apart", "fused"]
 """An FFN's gate: none, a separate weight, or fused with up in one weight."""
 
-Behind = Literal["", "run", "input", "sum"]
+Relation = Literal["", "run", "input", "sum"]
 """How a block follows the block before it. "": in another run; "run": in the same run; "input": in the same run, with
 the same input; "sum": in the same run if the experts before it are added up on both sides."""
 
@@ -63,12 +63,12 @@ class SplitBlock:
     summed: int = 1  # experts of a token whose results may be added up before they are copied back
     biases: int = 0  # elements of biases of one expert; if not 0, the block may have hot experts but no slices
     chunk: int | None = None  # most tokens that are computed at a time; None: a whole micro-batch
-    behind: Behind = ""
+    relation: Relation = ""
 
     @property
     def begins_phase(self) -> bool:
         """Whether it reads a joined result of an earlier block of its run, so that a new phase begins."""
-        return bool(self.behind and self.sent_each)
+        return bool(self.relation and self.sent_each)
 
     def weight_bytes(self, gg: int) -> int:
         """Bytes of the device's slice of gg elements."""
@@ -204,7 +204,7 @@ def family_blocks(operators: Sequence[Operator], members: Sequence[int], cuts: S
 
 
 def in_runs(operators: Sequence[Operator], blocks: Iterable[SplitBlock]) -> tuple[SplitBlock, ...]:
-    """The blocks in graph order, with `behind` set for those in one run with the block before.
+    """The blocks in graph order, with `relation` set for those in one run with the block before.
 
     llama.cpp computes nothing between two of Q, K and V if neither a norm nor RoPE follows the first (none follows V),
     nor between attention's output and an FFN that reads the layer's input. In an FFN whose mul-mats are cut at
@@ -213,7 +213,7 @@ def in_runs(operators: Sequence[Operator], blocks: Iterable[SplitBlock]) -> tupl
     ordered: list[SplitBlock] = []
     for block in sorted(blocks, key=lambda block: block.operators):
         relation = _relation(operators, ordered[-1], block) if ordered else ""
-        ordered.append(replace(block, behind=relation) if relation else block)
+        ordered.append(replace(block, relation=relation) if relation else block)
     return tuple(ordered)
 
 
@@ -285,8 +285,8 @@ def _are_one_ffn(members: Sequence[Operator]) -> bool:
 def _lacks_gate(operators: Sequence[Operator], members: Sequence[int]) -> bool:
     """Whether these are up and down of an FFN without its gate, so that llama.cpp computes the GLU."""
     key = ffn_of(members[0], operators[members[0]])
-    around = range(max(0, members[0] - 1), members[-1])
-    return any(i not in members and ffn_of(i, operators[i]) == key for i in around)
+    indices = range(max(0, members[0] - 1), members[-1])
+    return any(i not in members and ffn_of(i, operators[i]) == key for i in indices)
 
 
 def _are_hidden(members: Sequence[Operator]) -> bool:
@@ -296,7 +296,7 @@ def _are_hidden(members: Sequence[Operator]) -> bool:
     return (gate_and_up or (len(members) == 1 and members[0].gate_up)) and not any(map(runs_alone, members))
 
 
-def _relation(operators: Sequence[Operator], previous: SplitBlock, block: SplitBlock) -> Behind:
+def _relation(operators: Sequence[Operator], previous: SplitBlock, block: SplitBlock) -> Relation:
     """How a block follows the block before it: see in_runs."""
     last, first = previous.operators[-1], block.operators[0]
     if operators[last].layer != operators[first].layer or first != last + 1:
@@ -306,7 +306,7 @@ def _relation(operators: Sequence[Operator], previous: SplitBlock, block: SplitB
     if ffn_of(last, operators[last]) == ffn_of(first, operators[first]):
         if not _reads_hidden(operators[first]):
             return "input"
-        computes_glu = previous.behind or previous.hidden_each or not _lacks_gate(operators, (last, first))
+        computes_glu = previous.relation or previous.hidden_each or not _lacks_gate(operators, (last, first))
         return "run" if computes_glu else ""
     return "sum" if previous.summed > 1 and previous.returned and is_ffn(operators[first]) else ""
 

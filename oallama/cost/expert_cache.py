@@ -58,7 +58,7 @@ def cached_layers(
         return tuple((operators[i].role, operators[i].type, operators[i].shape) for i in members)
 
     total = sum(operators[i].bytes for members in hosted for i in members)
-    found = []
+    groups = []
     for _, same in groupby(sorted(hosted, key=shape), key=shape):
         layers = tuple(same)
         first = [operators[i] for i in layers[0]]
@@ -68,8 +68,8 @@ def cached_layers(
         n_slots = min(int(budget / slot) - 1, len(layers) * n_expert)  # one is kept free behind the last
         if n_slots >= n_used:
             share = n_slots / (len(layers) * n_expert)
-            found.append(CachedLayers(layers, share, lru_hits(n_expert, share)))
-    return tuple(found)
+            groups.append(CachedLayers(layers, share, lru_hits(n_expert, share)))
+    return tuple(groups)
 
 
 def lru_hits(n_expert: int, share: float) -> float:

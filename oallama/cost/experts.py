@@ -56,11 +56,11 @@ class ExpertUse:
             return drawn
         return tuple(min(1.0, odds * different / sum(drawn)) for odds in drawn)
 
-    def left(self, mul_mat: MulMat, n_hot: int, n_tokens: int) -> list[tuple[float, float]]:
+    def misses_by_rows(self, mul_mat: MulMat, n_hot: int, n_tokens: int) -> list[tuple[float, float]]:
         """(number of different experts, share of the rows) that remain of the misses of n_tokens tokens after fetching
         0, 1, … all of the missed experts, those with the most rows first. n_hot: fewer than all experts."""
-        each = list(zip(self._shares(n_tokens), self.used(mul_mat, n_tokens), strict=True))[n_hot:]
-        rows, experts = (list(accumulate(of, initial=0.0)) for of in zip(*sorted(each, reverse=True), strict=True))
+        misses = list(zip(self._shares(n_tokens), self.used(mul_mat, n_tokens), strict=True))[n_hot:]
+        rows, experts = (list(accumulate(of, initial=0.0)) for of in zip(*sorted(misses, reverse=True), strict=True))
         return [(experts[-1] - n, 1.0 - m / rows[-1]) for n, m in zip(experts, rows, strict=True)]
 
     def _shares(self, n_tokens: int) -> tuple[float, ...]:

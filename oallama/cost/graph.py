@@ -60,7 +60,7 @@ class Layer:
     layers are one object."""
 
     nodes: tuple[Node, ...]
-    before: Node | None
+    previous: Node | None
     n_operators: int
 
 
@@ -81,10 +81,10 @@ class Graph:
     def __post_init__(self) -> None:
         parts = range(self.n_layer + 1)
         alike: dict[Hashable, Layer] = {}
-        object.__setattr__(self, "layer_operators", tuple(self.operators_of((at, at + 1)) for at in parts))
-        layers = [self._layer(at) for at in parts]
-        found = tuple(alike.setdefault((layer.nodes, layer.before, layer.n_operators), layer) for layer in layers)
-        object.__setattr__(self, "layers", found)
+        object.__setattr__(self, "layer_operators", tuple(self.operators_of((layer, layer + 1)) for layer in parts))
+        layers = [self._layer(layer) for layer in parts]
+        interned = tuple(alike.setdefault((layer.nodes, layer.previous, layer.n_operators), layer) for layer in layers)
+        object.__setattr__(self, "layers", interned)
 
     @property
     def n_computed(self) -> int:
@@ -96,12 +96,12 @@ class Graph:
         layer. Its output part is empty if the window does not contain the model's."""
         begin, end = window
         first, last = self.layer_nodes[begin][0], self.layer_nodes[end - 1][1]
-        first_operator, behind = self.operators_of(window)
+        first_operator, end_operator = self.operators_of(window)
         nodes = tuple(_counted_from(node, first, first_operator, begin) for node in self.nodes[first:last])
         layer_nodes = tuple((low - first, high - first) for low, high in self.layer_nodes[begin:end])
         if end <= self.n_layer:
             layer_nodes = (*layer_nodes, (len(nodes), len(nodes)))
-        layers = tuple(layer - begin for layer in self.operator_layer[first_operator:behind])
+        layers = tuple(layer - begin for layer in self.operator_layer[first_operator:end_operator])
         return Graph(nodes, layers, layer_nodes, len(layer_nodes) - 1, self.n_run - begin)
 
     def operators_of(self, window: tuple[int, int]) -> tuple[int, int]:
@@ -112,7 +112,7 @@ class Graph:
         """The first operator of this layer or a later one; the number of operators if these have none."""
         return bisect_left(self.operator_layer, layer)
 
-    def around(self, first: int, last: int) -> tuple[int, int]:
+    def with_neighbours(self, first: int, last: int) -> tuple[int, int]:
         """The layers [first, last) with one neighbour on each side. Device copies change no further away, as every
         layer begins with a norm whose side is fixed."""
         return max(0, first - 1), min(last + 1, self.n_layer + 1)
@@ -120,8 +120,8 @@ class Graph:
     def _layer(self, layer: int) -> Layer:
         (first, last), (first_operator, end) = self.layer_nodes[layer], self.layer_operators[layer]
         nodes = tuple(_counted_from(node, first, first_operator, layer) for node in self.nodes[first:last])
-        before = replace(self.nodes[first - 1], inputs=(), operator=None, follows_layer=None) if first else None
-        return Layer(nodes, before, end - first_operator)
+        previous = replace(self.nodes[first - 1], inputs=(), operator=None, follows_layer=None) if first else None
+        return Layer(nodes, previous, end - first_operator)
 
 
 def _counted_from(node: Node, first: int, first_operator: int, first_layer: int) -> Node:
@@ -227,8 +227,8 @@ class _Builder:
     def add_operator(self, layer: int, index: int, inputs: Sequence[int], role: str, n_bytes: int) -> int:
         """Add an operator, and the norm directly after it if this model has one."""
         node = self.add(inputs, n_bytes, operator=index)
-        behind = f"blk.{layer}.{_NORM_AFTER.get(role, '')}.weight"
-        return self.add((node,), n_bytes, follows_layer=layer) if behind in self.tensor_names else node
+        norm_weight = f"blk.{layer}.{_NORM_AFTER.get(role, '')}.weight"
+        return self.add((node,), n_bytes, follows_layer=layer) if norm_weight in self.tensor_names else node
 
     def layer(self, layer: int, stream: int, operators: Sequence[tuple[int, Operator]]) -> int:
         """Append one layer; returns its output node. It contains every point at which ggml may split a transformer
@@ -281,13 +281,13 @@ class _Builder:
         return self.add((stream, *blocks), self.embd)
 
 
-def _side(node: Node, on_device: Sequence[int], here: bool) -> bool | None:
-    """Pass 1 of the scheduler: whether the node runs on the device; None: unassigned. here: whether norms and KV of its
-    layer are on the device."""
+def _side(node: Node, on_device: Sequence[int], layer_on_device: bool) -> bool | None:
+    """Pass 1 of the scheduler: whether the node runs on the device; None: unassigned. layer_on_device: whether norms
+    and KV of its layer are on the device."""
     if node.operator is not None:
         return bool(on_device[node.operator])
     if node.follows_layer is not None:
-        return here
+        return layer_on_device
     return False if node.host else None
 
 
@@ -331,39 +331,42 @@ def _device_copies(layers: tuple[Layer, ...], on_device: bytes, first_device_lay
     Layer by layer, as a layer's counts depend only on the side on which the layer before ends and the next one begins.
     Most layers of a model are equal, so few are counted.
     """
-    found: list[Counts] = []
-    before: bool | None = None
+    counts: list[Counts] = []
+    previous_side: bool | None = None
     begin = 0
-    for at, layer in enumerate(layers):
+    for index, layer in enumerate(layers):
         end = begin + layer.n_operators
-        after = at + 1 >= first_device_layer if at + 1 < len(layers) else None
-        counts, before = _of_layer(layer, on_device[begin:end], at >= first_device_layer, before, after)
-        found.append(counts)
+        next_side = index + 1 >= first_device_layer if index + 1 < len(layers) else None
+        layer_counts, previous_side = _of_layer(
+            layer, on_device[begin:end], index >= first_device_layer, previous_side, next_side
+        )
+        counts.append(layer_counts)
         begin = end
-    splits, *others = map(sum, zip(*found, strict=True))
+    splits, *others = map(sum, zip(*counts, strict=True))
     return DeviceCopies(1 + splits, *others)
 
 
 @lru_cache(maxsize=2**16)
 def _of_layer(
-    layer: Layer, on_device: bytes, here: bool, before: bool | None, after: bool | None
+    layer: Layer, on_device: bytes, layer_on_device: bool, previous_side: bool | None, next_side: bool | None
 ) -> tuple[Counts, bool]:
-    """(a layer's counts, the side on which it ends). on_device: 1 for each operator on the device. here: whether its
-    norms and KV are on the device. before: the side on which the layer before ends; None: no layer, and its output is
-    not counted. after: the side on which the next layer begins; None: no layer."""
-    own_sides = [_side(node, on_device, here) for node in layer.nodes]
-    sides = _expanded(own_sides if after is None else [*own_sides, after])[: len(own_sides)]
-    earlier = [] if before is None else [before]
+    """(a layer's counts, the side on which it ends). on_device: 1 for each operator on the device.
+    layer_on_device: whether its norms and KV are on the device. previous_side: the side on which the layer before ends;
+    None: no layer, and its output is not counted. next_side: the side on which the next layer begins; None: no
+    layer."""
+    own_sides = [_side(node, on_device, layer_on_device) for node in layer.nodes]
+    sides = _expanded(own_sides if next_side is None else [*own_sides, next_side])[: len(own_sides)]
+    earlier = [] if previous_side is None else [previous_side]
     computed = [s for s, node in zip(sides, layer.nodes, strict=True) if node.bytes_per_token]
     splits = sum(a != b for a, b in pairwise([*earlier, *computed]))
-    device_splits = sum(b and not a for a, b in pairwise([bool(before), *sides]))
+    device_splits = sum(b and not a for a, b in pairwise([bool(previous_side), *sides]))
     copied: set[tuple[int, bool]] = set()
     counts = [0, 0]  # by side of the reader: [out, in]
     n_bytes = [0, 0]
     output_bytes = [0, 0]
     for side, reader in zip(sides, layer.nodes, strict=True):
         for source in reader.inputs:
-            source_side, node = (before, layer.before) if source < 0 else (sides[source], layer.nodes[source])
+            source_side, node = (previous_side, layer.previous) if source < 0 else (sides[source], layer.nodes[source])
             if node is None or source_side is None or source_side == side or (source, side) in copied:
                 continue
             copied.add((source, side))

@@ -81,13 +81,13 @@ class Kernels:
     def on_host(self, operator: Operator) -> Mapping[str, Kernel]:
         """Kernels by CPU layout, in alphabetical order. Raises ProfileError if the CPU was not measured with this
         operator's shape."""
-        found = self._on_host.get(operator.mul_mat)
-        if found is None:
+        kernels = self._on_host.get(operator.mul_mat)
+        if kernels is None:
             raise ProfileError(
                 f"the profile has no CPU time for {operator.type} {list(operator.shape)} ({operator.name}); "
                 "run `oallama profile` for this model"
             )
-        return found
+        return kernels
 
     def on_device(self, operator: Operator) -> Kernel | None:
         """The kernel on the device; None if it cannot compute the operator, or without a device."""

@@ -42,12 +42,12 @@ def decode_pass(workload: Workload, n_gen: int = 1) -> Pass:
 
 def passes_at(n_past: int, n_prompt: int, n_gen: int, n_ubatch: int) -> tuple[Pass, ...]:
     """The forward passes of a prompt and a generation after n_past tokens that are in the cache."""
-    found = []
+    forward_passes = []
     done = 0
     while done < n_prompt:
         n = min(n_ubatch, n_prompt - done)
-        found.append(Pass(n, n_past + done + n, 1, int(done + n == n_prompt)))
+        forward_passes.append(Pass(n, n_past + done + n, 1, int(done + n == n_prompt)))
         done += n
     if n_gen:
-        found.append(Pass(1, n_past + n_prompt + n_gen // 2, n_gen))
-    return tuple(found)
+        forward_passes.append(Pass(1, n_past + n_prompt + n_gen // 2, n_gen))
+    return tuple(forward_passes)

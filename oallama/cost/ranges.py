@@ -60,14 +60,16 @@ def range_seconds(costs: Costs, begin: int, end: int, on_device: Sequence[bool],
     first, last = costs.graph.operators_of(window)
     n_run = costs.graph.n_run
     n_device, n_all = (max(0, min(end, n_run) - min(start, n_run)) for start in (begin, window[0]))
-    seconds = sum(sides[here] for sides, here in zip(costs.sides_s[first:last], on_device[first:last], strict=True))
+    seconds = sum(
+        sides[is_device] for sides, is_device in zip(costs.sides_s[first:last], on_device[first:last], strict=True)
+    )
     seconds += n_device * costs.non_matmul_device_s + (n_all - n_device) * costs.non_matmul_cpu_s
     return seconds + transfer_seconds(costs, on_device, begin, window) if window[0] < window[1] else seconds
 
 
 def entry_seconds(device: DeviceCosts, last: int, layer: int) -> float:
     """Seconds to copy a layer's input from device `last`, which has the layer before."""
-    before, link = device.costs.graph.layers[layer].before, device.entered[last]
-    assert before is not None, "there is a layer before"
-    tokens = ((p.count, p.n_outputs if before.outputs_only else p.n_tokens) for p in device.costs.passes)
-    return sum(count * link.seconds(n * before.bytes_per_token) for count, n in tokens if n)
+    previous, link = device.costs.graph.layers[layer].previous, device.entered[last]
+    assert previous is not None, "there is a layer before"
+    tokens = ((p.count, p.n_outputs if previous.outputs_only else p.n_tokens) for p in device.costs.passes)
+    return sum(count * link.seconds(n * previous.bytes_per_token) for count, n in tokens if n)

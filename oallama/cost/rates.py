@@ -155,7 +155,9 @@ def interference_curve(profile: Profile) -> InterferenceCurve:
             measured.setdefault(contention.n_tokens, {}).update(zip(names, _shares(contention), strict=True))
     if not measured and one_queue:
         measured[1] = {}
-    return tuple((n_tokens, Interference(**left, one_queue=one_queue)) for n_tokens, left in sorted(measured.items()))
+    return tuple(
+        (n_tokens, Interference(**speeds, one_queue=one_queue)) for n_tokens, speeds in sorted(measured.items())
+    )
 
 
 def _shares(contention: Contention) -> tuple[float, float]:

@@ -16,11 +16,18 @@ from typing import NamedTuple
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat, Operator, StreamSettings
-from oallama.cost.blocks import F32, Behind, SplitBlock
+from oallama.cost.blocks import F32, Relation, SplitBlock
 from oallama.cost.experts import ExpertUse, copied, experts_alike, miss_odds
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
 from oallama.cost.rates import NO_COPY, CopySeconds, SliceRates
-from oallama.cost.timeline import BlockTimes, DeviceStep, alone_seconds, cycle_seconds, own_cycle_seconds, runs_ahead
+from oallama.cost.timeline import (
+    BlockTimes,
+    DeviceStep,
+    alone_seconds,
+    cycle_seconds,
+    runs_ahead,
+    single_block_cycle_seconds,
+)
 
 
 class Cut(NamedTuple):
@@ -199,9 +206,9 @@ class BlockType:
         """The same type without its context, except `resident`: enough to price a sliced block's own tasks."""
         return replace(self, context=BlockContext(resident=self.context.resident))
 
-    def behind(self, relation: Behind) -> BlockType:
-        """The same type with another relation to the block before it (cost/blocks.py, Behind)."""
-        return replace(self, block=replace(self.block, behind=relation))
+    def with_relation(self, relation: Relation) -> BlockType:
+        """The same type with another relation to the block before it (cost/blocks.py, Relation)."""
+        return replace(self, block=replace(self.block, relation=relation))
 
     @cached_property
     def all_host(self) -> Cut:
@@ -368,7 +375,7 @@ def _misses_of_batch(
         return 0.0, 1.0
     mul_mat, linear = kind.gemms[0].mul_mat, kind.gemms.at(rows)
     expert_s = kind.gemms.at(1).cpu_linear_s / mul_mat.n_expert_used
-    remaining = (kind.use or experts_alike(kind.n_expert)).left(mul_mat, n_hot, rows)
+    remaining = (kind.use or experts_alike(kind.n_expert)).misses_by_rows(mul_mat, n_hot, rows)
     n_missed, _ = remaining[0]
 
     def shared(n_experts: float, of_rows: float) -> tuple[float, float, float]:
@@ -494,7 +501,7 @@ class Pricing:
         """The tasks of a block, with its share of the inter-block time before them."""
         inter_block_s, inter_block_cpu_s = self.inter_block_times(kind, n_tokens)
         times = slice_times(kind, self.rates, cut, n_tokens, n_g, n_outputs)
-        return times.behind(inter_block_share * inter_block_s, inter_block_share * inter_block_cpu_s)
+        return times.with_inter_block_time(inter_block_share * inter_block_s, inter_block_share * inter_block_cpu_s)
 
     def _seconds(self, kind: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         """Steady-state seconds per block."""
@@ -502,7 +509,7 @@ class Pricing:
         sliced = not cut.is_whole or (n_g > 0 and kind.takes_n_g and not kind.outputs_only)
         times, times_s = self.tasks(kind.without_context if sliced else kind, cut, n_tokens, n_g, n_outputs)
         if times_s is None:
-            return own_cycle_seconds(
+            return single_block_cycle_seconds(
                 times, times.inter_block_s + inter_block_s, times.inter_block_cpu_s + inter_block_cpu_s, self.streaming
             )
         return inter_block_s + times_s

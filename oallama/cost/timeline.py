@@ -69,7 +69,7 @@ class BlockTimes(NamedTuple):
         """Seconds of the copies that may be requested before its turn."""
         return without_rounding(self.copy_s - self.late_s)
 
-    def behind(self, inter_block_s: float, inter_block_cpu_s: float) -> BlockTimes:
+    def with_inter_block_time(self, inter_block_s: float, inter_block_cpu_s: float) -> BlockTimes:
         """The same block with more inter-block time before it; inter_block_cpu_s: the part in which the CPU works."""
         return self._replace(
             inter_block_s=self.inter_block_s + inter_block_s,
@@ -162,7 +162,7 @@ def _both_sides(
     """Run CC and the device's steps concurrently until both are done; returns as _run_block. queued_s: the part of the
     link's work that is for this block or later ones."""
     steps, cpu_s, speeds, one_queue = block.steps, block.cpu_s, block.interference.speeds, block.interference.one_queue
-    at, step, start = 0, steps[0], now
+    index, step, start = 0, steps[0], now
     launched, gpu_s, began = start + step.launch_s, step.gpu_s, start
     queued_s -= step.copy_s  # now: the work after the copy that the step needs
     pending = True
@@ -207,9 +207,9 @@ def _both_sides(
         if gpu_s > DONE_S:
             continue
         spans.append(("gpu", number, began, now, 0.0))
-        at, began, pending = at + 1, now, at + 1 < len(steps)
+        index, began, pending = index + 1, now, index + 1 < len(steps)
         if pending:
-            step = steps[at]
+            step = steps[index]
             launched, gpu_s = launched + step.launch_s, step.gpu_s
             queued_s -= step.copy_s
     return now, link_s
@@ -257,27 +257,27 @@ def with_copies(blocks: Sequence[BlockTimes], spans: Sequence[Span]) -> Iterator
     """Replace the link's spans by one span for each block's copy. Copies are made in the order of their requests; those
     of an offloaded block come first."""
     queue: deque[list[float]] = deque()  # [block, work left, start]
-    at = 0.0
+    time_s = 0.0
     for span in spans:
         kind, number, start, end, work_s = span
         if kind == "asked":
             (queue.appendleft if blocks[number % len(blocks)].offloaded else queue.append)([number, work_s, start])
         elif kind == "link":
-            at, done_s = start, 0.0
+            time_s, done_s = start, 0.0
             while queue and done_s < work_s:
                 head = queue[0]
                 head[1], done_s = without_rounding(head[1] - (work_s - done_s)), min(work_s, done_s + head[1])
                 if not head[1]:
-                    at = start + (end - start) * done_s / work_s
-                    yield "copy", int(head[0]), head[2], at, 0.0
+                    time_s = start + (end - start) * done_s / work_s
+                    yield "copy", int(head[0]), head[2], time_s, 0.0
                     queue.popleft()
                     if queue:
-                        queue[0][2] = max(queue[0][2], at)
-            at = end
+                        queue[0][2] = max(queue[0][2], time_s)
+            time_s = end
         else:
             yield span
-    if queue and queue[0][2] < at:
-        yield "copy", int(queue[0][0]), queue[0][2], at, 0.0
+    if queue and queue[0][2] < time_s:
+        yield "copy", int(queue[0][0]), queue[0][2], time_s, 0.0
 
 
 def runs_ahead(blocks: Sequence[BlockTimes], streaming: StreamSettings) -> bool:
@@ -310,7 +310,7 @@ def _cycle(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_rounds: 
     return rounds.steady_s, run, now
 
 
-def own_cycle_seconds(
+def single_block_cycle_seconds(
     block: BlockTimes, inter_block_s: float, inter_block_cpu_s: float, streaming: StreamSettings
 ) -> float:
     """cycle_seconds of one block whose copies run ahead, after this inter-block time. Assumes that the ring is always

@@ -45,11 +45,11 @@ class OperatorCost:
 def operator_cost(
     kernels: Kernels,
     operator: Operator,
-    over: Sequence[Pass],
+    passes: Sequence[Pass],
     stream: LinearFit | None = None,
     layout: str | None = None,
 ) -> OperatorCost:
-    """T_c and T_g over the passes `over`. layout: the CPU layout of T_c; None: the fastest.
+    """T_c and T_g over these passes. layout: the CPU layout of T_c; None: the fastest.
 
     stream: the link over which llama.cpp offloads plain host weights to the device in large batches (used experts only;
     copies and computing alternate); None if the device takes none. Repacked weights are never offloaded.
@@ -57,40 +57,40 @@ def operator_cost(
     """
     gpu = kernels.on_device(operator)
     timed = []
-    for at, cpu in kernels.on_host(operator).items():
-        if layout not in (None, at):
+    for host_layout, cpu in kernels.on_host(operator).items():
+        if layout not in (None, host_layout):
             continue
-        takes = stream is not None and gpu is not None and at == PLAIN_LAYOUT
-        streamed = [p for p in over if takes and p.n_tokens >= OFFLOAD_MIN_TOKENS]
-        seconds = _seconds(cpu, [p for p in over if p not in streamed])
+        takes = stream is not None and gpu is not None and host_layout == PLAIN_LAYOUT
+        streamed = [p for p in passes if takes and p.n_tokens >= OFFLOAD_MIN_TOKENS]
+        seconds = _seconds(cpu, [p for p in passes if p not in streamed])
         copied_s = 0.0
         if stream is not None and gpu is not None and streamed:
             routed = operator.mul_mat.share_routed
             copied_s = sum(p.count * stream.seconds(operator.bytes * routed(p.n_tokens)) for p in streamed)
             seconds += copied_s + _seconds(gpu, streamed)
-        timed.append((seconds, at, copied_s))
-    t_cpu_s, found, copied_s = min(timed)
-    return OperatorCost(operator.bytes, t_cpu_s, _seconds(gpu, over) if gpu else None, found, copied_s)
+        timed.append((seconds, host_layout, copied_s))
+    t_cpu_s, fastest_layout, copied_s = min(timed)
+    return OperatorCost(operator.bytes, t_cpu_s, _seconds(gpu, passes) if gpu else None, fastest_layout, copied_s)
 
 
-def _seconds(kernel: Kernel, over: Iterable[Pass]) -> float:
-    return sum(p.count * interpolate(kernel.whole, p.n_tokens) for p in over)
+def _seconds(kernel: Kernel, passes: Iterable[Pass]) -> float:
+    return sum(p.count * interpolate(kernel.whole, p.n_tokens) for p in passes)
 
 
 def operator_costs(
     kernels: Kernels,
     operators: Sequence[Operator],
     n_run: int,
-    over: Sequence[Pass],
+    passes: Sequence[Pass],
     stream: LinearFit | None = None,
     layouts: Sequence[str] | None = None,
 ) -> tuple[OperatorCost, ...]:
     """operator_cost of each operator; equal ones are computed once. Operators after the last layer's attention only
     compute tokens whose logits are wanted; the output also computes the drafts of the model's MTP block. layouts: of
     each operator; None: the fastest."""
-    output_passes = [replace(p, n_tokens=p.n_outputs) for p in over if p.n_outputs]
+    output_passes = [replace(p, n_tokens=p.n_outputs) for p in passes if p.n_outputs]
     drafting = [
-        replace(p, n_tokens=p.n_tokens // (p.n_drafts + 1), count=p.count * p.n_drafts) for p in over if p.n_drafts
+        replace(p, n_tokens=p.n_tokens // (p.n_drafts + 1), count=p.count * p.n_drafts) for p in passes if p.n_drafts
     ]
     seen: dict[tuple[MulMat, bool, bool, str | None], OperatorCost] = {}
     costs = []
@@ -99,7 +99,7 @@ def operator_costs(
         layout = layouts[i] if layouts else None
         key = (operator.mul_mat, outputs_only, operator.is_last, layout)
         if key not in seen:
-            computed = [*(output_passes if outputs_only else over), *(drafting if operator.is_last else ())]
+            computed = [*(output_passes if outputs_only else passes), *(drafting if operator.is_last else ())]
             seen[key] = operator_cost(kernels, operator, computed, stream, layout)
         costs.append(seen[key])
     return tuple(costs)
@@ -141,8 +141,8 @@ def cache_bytes(shape: NonMatmulShape) -> float:
 
 def takes_attention(operators: Sequence[Operator], costs: Sequence[OperatorCost]) -> bool:
     """Whether attention of host layers is offloaded: if all mul-mats around it are, as the host keeps them plain."""
-    around = [c for o, c in zip(operators, costs, strict=True) if o.role.startswith("attn_")]
-    return bool(around) and all(c.layout == PLAIN_LAYOUT and c.t_gpu_s is not None for c in around)
+    attention_costs = [c for o, c in zip(operators, costs, strict=True) if o.role.startswith("attn_")]
+    return bool(attention_costs) and all(c.layout == PLAIN_LAYOUT and c.t_gpu_s is not None for c in attention_costs)
 
 
 def offloaded(operators: Sequence[Operator], costs: Sequence[OperatorCost], n_run: int) -> tuple[bool, ...]:

@@ -12,7 +12,7 @@ from functools import cache
 
 from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
 from oallama.cost.blocks import (
-    Behind,
+    Relation,
     SplitBlock,
     family_blocks,
     ffn_of,
@@ -56,7 +56,7 @@ class BlockContexts:
         self._biased = _biased_ffns(problem.operators, problem.splittable)
         self._types: dict[Types, Types] = {}
         self._blocks_of = cache(self._blocks_in)
-        self._types_behind = cache(_types_behind)
+        self._types_related = cache(_types_related)
         self.costs_at, self._layouts = cache(self._costs_at), cache(self._layouts_for)
         self._passes_at: dict[int, tuple[Pass, ...]] = {
             n_tokens: (Pass(n_tokens, mean_depth(workload), 1),)
@@ -104,7 +104,7 @@ class BlockContexts:
         operators = self._problem.operators
         runs = in_runs(operators, (block for block, _ in typed_blocks))
         typed_blocks = [
-            (block, self._types_behind(types, block.behind) if block.behind else types)
+            (block, self._types_related(types, block.relation) if block.relation else types)
             for block, (_, types) in zip(runs, typed_blocks, strict=True)
         ]
         uses_device = first_layer <= self._problem.graph.n_layer
@@ -199,7 +199,7 @@ class BlockContexts:
             if layer is None:
                 continue
             members = {i for block in blocks for i in block.operators}
-            window = low, high = graph.around(layer, layer + 1)
+            window = low, high = graph.with_neighbours(layer, layer + 1)
             sides = ((resident[i], i in inside, i in members) for i in range(*graph.operators_of(window)))
             kind = (graph.layers[low:high], first_within(first_layer, window), len(blocks), tuple(sides))
             if kind not in known:
@@ -247,8 +247,8 @@ def _alike(cuts: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple(map(cuts.index, cuts))
 
 
-def _types_behind(types: Types, relation: Behind) -> Types:
-    return tuple(kind.behind(relation) for kind in types)
+def _types_related(types: Types, relation: Relation) -> Types:
+    return tuple(kind.with_relation(relation) for kind in types)
 
 
 def _cuts_of(placement: Placement) -> Sequence[Hashable]:

@@ -264,7 +264,7 @@ def _runs(cut_blocks: CutBlocks, n_ubatch: int, n_g: int) -> list[Run]:
     run: list[tuple[BlockType, Cut]] = []
     for kind, cut in cut_blocks:
         shared = cut.n_hot or _streamed(kind, cut, n_g) or 0 < cut.gg < kind.block.extent
-        apart = not kind.block.behind or (kind.block.behind == "sum" and run and not _sums(*run[-1], n_ubatch))
+        apart = not kind.block.relation or (kind.block.relation == "sum" and run and not _sums(*run[-1], n_ubatch))
         if run and (apart or not shared):
             found.append(tuple(run))
             run.clear()

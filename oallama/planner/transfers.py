@@ -26,7 +26,7 @@ class Transfers:
         graph, kinds = costs.graph, dict[Hashable, int]()
         self._layers: list[_Layer] = []
         for layer, span in enumerate(graph.layer_operators):
-            window = graph.around(layer, layer + 1)
+            window = graph.with_neighbours(layer, layer + 1)
             first, last = graph.operators_of(window)
             kind = (graph.layers[slice(*window)], costs.offloaded[first:last], layer - window[0])
             self._layers.append(_Layer(span, window, first, last, kinds.setdefault(kind, len(kinds))))

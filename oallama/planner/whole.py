@@ -181,7 +181,7 @@ class _Moves:
         """Moves of the first layer of each kind in each state."""
         graph, seen, found = self._costs.graph, set[Hashable](), list[_Move]()
         for layer in range(self._first, graph.n_layer + 1):
-            low, high = window = graph.around(layer, layer + 1)
+            low, high = window = graph.with_neighbours(layer, layer + 1)
             begin, end = graph.operators_of(window)
             state = (layer - low, *self._kinds[low:high], first_within(self._first, window), bytes(sides[begin:end]))
             if state in seen:

@@ -149,7 +149,7 @@ def test_a_step_of_hot_experts_is_decode() -> None:
     assert [stepped.coverage(1, n) for n in (1, 2, 3)] == [0.9, 0.9, 0.6]
     alike = experts_alike(32)
     missed, missed_by_step = (
-        each.left(mul_mat, 16, 2)[0][0] for each in (alike, of_step(alike, mul_mat, DecodeStep(1, 1)))
+        use.misses_by_rows(mul_mat, 16, 2)[0][0] for use in (alike, of_step(alike, mul_mat, DecodeStep(1, 1)))
     )
     assert missed_by_step == pytest.approx(0.83 * missed)
     assert of_step(use, mul_mat, DecodeStep()) == use

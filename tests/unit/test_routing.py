@@ -323,7 +323,7 @@ def test_what_is_left_of_a_batch_once_the_link_has_brought_some(seed: int, fall:
     tokens = [tuple(map(int, token)) for token in np.argsort(-noise, axis=1)[:, :4]]
     uses = Counter(expert for token in tokens for expert in token)
     shares = [sum(uses[expert] for expert in range(n_held)) / uses.total() for n_held in range(N_LEFT + 1)]
-    left = ExpertUse(tuple(range(N_LEFT)), tuple(shares), tuple(shares)).left(mul_mat, n_hot, n)
+    left = ExpertUse(tuple(range(N_LEFT)), tuple(shares), tuple(shares)).misses_by_rows(mul_mat, n_hot, n)
     batches = batches_of(tokens, n, max(1, n // 2))
     assert left[0] == (pytest.approx(left_by_hand(batches, n_hot, 0)[0], rel=0.15, abs=0.4), 1.0)
     assert left[-1] == (pytest.approx(0.0, abs=1e-9), pytest.approx(0.0, abs=1e-9))
@@ -341,9 +341,9 @@ def test_tokens_in_a_row_are_known_to_miss_fewer_different_experts() -> None:
         tokens += [tuple(map(int, random.choice(own, 4, replace=False))) for _ in range(100)]
     alike = experts_alike(N_LEFT)
     for n in (10, 50):
-        known = replace(alike, gaps=gaps_of(tokens)).left(mul_mat, 8, n)[0][0]
+        known = replace(alike, gaps=gaps_of(tokens)).misses_by_rows(mul_mat, 8, n)[0][0]
         assert known == pytest.approx(left_by_hand(batches_of(tokens, n, 37), 8, 0)[0], rel=0.12)
-        assert known < 0.75 * alike.left(mul_mat, 8, n)[0][0]
+        assert known < 0.75 * alike.misses_by_rows(mul_mat, 8, n)[0][0]
 
 
 @given(st.sampled_from([8, 32, 64, 128, 256, 512]), st.integers(1, 8), st.integers(1, 2048))

@@ -157,6 +157,6 @@ def staging_of(slicer: Slicer, found: Sequence[Module]) -> int:
         if module.cut is not None:
             kind, cut = module.cut
             follows = module.operators[0] == before + 1
-            cut_blocks.append((kind if follows or not kind.block.behind else kind.behind(""), cut))
+            cut_blocks.append((kind if follows or not kind.block.relation else kind.with_relation(""), cut))
             before = module.operators[-1]
     return staging_bytes(cut_blocks, slicer.pricing.streaming, slicer.workload.largest_batch, 0)
