@@ -53,7 +53,7 @@ class TransferRates:
             * self.copy_out.beta_s_per_byte
         )
 
-    def over(self, moved: DeviceCopies, passes: Sequence[Pass]) -> float:
+    def seconds_over(self, moved: DeviceCopies, passes: Sequence[Pass]) -> float:
         return sum(p.count * self.seconds(moved, p.n_tokens, p.n_outputs) for p in passes)
 
 

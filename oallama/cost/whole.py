@@ -234,19 +234,21 @@ def transfer_seconds(
         moved = device_copies(costs.graph, on_device, first_device_layer, window)
         first, last = (0, len(on_device)) if window is None else costs.graph.operators_of(window)
         crosses = any(costs.offloaded[i] and not on_device[i] and i not in sliced for i in range(first, last))
-        large = (costs.to_first if crosses else costs.rates).over(moved, costs.large)
-        return large + costs.rates.over(moved, costs.small)
+        large = (costs.to_first if crosses else costs.rates).seconds_over(moved, costs.large)
+        return large + costs.rates.seconds_over(moved, costs.small)
     offloaded: Sequence[bool] = costs.offloaded if costs.large else ()
     if sliced:
         offloaded = [off and i not in sliced for i, off in enumerate(offloaded)]
     if not any(offloaded):
-        return costs.rates.over(device_copies(costs.graph, on_device, first_device_layer, window), costs.passes)
+        return costs.rates.seconds_over(device_copies(costs.graph, on_device, first_device_layer, window), costs.passes)
     first, last = (0, len(offloaded)) if window is None else costs.graph.operators_of(window)
     sides = list(on_device)
     sides[first:last] = map(or_, on_device[first:last], offloaded[first:last])
-    seconds = costs.rates.over(device_copies(costs.graph, sides, 0, window), costs.large)
+    seconds = costs.rates.seconds_over(device_copies(costs.graph, sides, 0, window), costs.large)
     if costs.small:
-        seconds += costs.rates.over(device_copies(costs.graph, on_device, first_device_layer, window), costs.small)
+        seconds += costs.rates.seconds_over(
+            device_copies(costs.graph, on_device, first_device_layer, window), costs.small
+        )
     return seconds
 
 

@@ -98,8 +98,8 @@ def algorithm_1(
 
     def ended(last: tuple[bool, ...], iteration: int, converged: bool) -> Placement:
         """The result. last: the placement at which the loop ended, or that came again."""
-        found = list(met)
-        kept = min(found[found.index(last) :] if paper else found, key=lambda seen: met[seen])
+        placements = list(met)
+        kept = min(placements[placements.index(last) :] if paper else placements, key=lambda seen: met[seen])
         return Placement.whole(kept, first_device_layer, met[kept], iteration, converged)
 
     placement = ranked_and_filled([0.0] * len(operators))  # lines 2-5

@@ -88,13 +88,13 @@ def usual_attention(passes: Sequence[Pass]) -> FlashAttention:
     With flash attention a token's time depends on the positions that it sees; without it on the whole cache in steps of
     KV_STEP positions, later ones included, but each position takes less time.
     """
-    with_it = without = 0.0
+    flash_s = plain_s = 0.0
     for p in passes:
         sees = p.n_kv - (p.n_tokens - 1) / 2
         flash, plain = next(costs for least, *costs in TOKEN_UNITS if p.n_tokens >= least)
-        with_it += p.count * p.n_tokens * sees * flash
-        without += p.count * p.n_tokens * in_steps(p.n_kv) * plain
-    return "on" if with_it <= without else "off"
+        flash_s += p.count * p.n_tokens * sees * flash
+        plain_s += p.count * p.n_tokens * in_steps(p.n_kv) * plain
+    return "on" if flash_s <= plain_s else "off"
 
 
 TOKEN_UNITS = ((64, 1.0, 0.8), (2, 2.5, 0.65), (1, 1.0, 0.6))
@@ -117,18 +117,18 @@ class AttentionRule:
     """
 
     model: ModelInfo
-    asked: Options
+    options: Options
 
     def attention(self, flash_attn: FlashAttention) -> Attention:
         """Attention in this mode, with the requested types of the KV cache (default F16)."""
-        return self.asked.attention(Attention(flash_attn))
+        return self.options.attention(Attention(flash_attn))
 
     def unmeasured_on_cpu(
         self, workload: Workload, known: Callable[[], Profile | None], passes: Sequence[Pass] | None = None
     ) -> FlashAttention:
         """The mode on the CPU alone without new measurements. known: returns a profile if one exists."""
-        if self.asked.flash_attn != "auto":
-            return self.asked.flash_attn
+        if self.options.flash_attn != "auto":
+            return self.options.flash_attn
         if not self._plain_allowed(workload):
             return "on"
         profile, passes = known(), _passes(workload, passes)
@@ -139,8 +139,8 @@ class AttentionRule:
         self, profile: Profile, workload: Workload, passes: Sequence[Pass] | None = None
     ) -> tuple[FlashAttention, ...]:
         """The modes to compare."""
-        if self.asked.flash_attn != "auto":
-            return (self.asked.flash_attn,)
+        if self.options.flash_attn != "auto":
+            return (self.options.flash_attn,)
         return attention_choices(profile, _passes(workload, passes), self._plain_allowed(workload)) or ("auto",)
 
     def allows(self, flash_attn: FlashAttention, workload: Workload) -> bool:
@@ -162,10 +162,10 @@ class Problems:
 
     def worth_planning(self, request: Request) -> list[Problem]:
         """The problems of the attention modes that may be the fastest for a request."""
-        asked, own = self.rule.asked.flash_attn, request.policy.attention if request.policy else None
+        requested, policy_mode = self.rule.options.flash_attn, request.policy.attention if request.policy else None
         modes = self.rule.modes(self.profile, request.workload, request.passes)
-        if own is not None:
-            modes = (own if asked == "auto" else asked,)
+        if policy_mode is not None:
+            modes = (policy_mode if requested == "auto" else requested,)
         return [self.of(mode).of_step(request.workload.step) for mode in modes]
 
 

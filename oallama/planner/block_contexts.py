@@ -87,8 +87,8 @@ class BlockContexts:
         on_device, first_layer = placement.on_device, placement.first_device_layer
         whole = [self._biased[layer] for layer in together if layer in self._biased]
         whole = [family for family in whole if not any(on_device[i] for i in family)]
-        within = {i for family in whole for i in family}
-        families = [*whole, *(family for family in self._families.values() if family[0] not in within)]
+        in_whole_ffns = {i for family in whole for i in family}
+        families = [*whole, *(family for family in self._families.values() if family[0] not in in_whole_ffns)]
         members = (tuple(i for i in family if not on_device[i]) for family in families)
         typed_blocks = sorted(
             (
@@ -110,20 +110,22 @@ class BlockContexts:
         uses_device = first_layer <= self._problem.graph.n_layer
         inside = frozenset(i for block, _ in typed_blocks for i in block.operators)
         takes_residents, is_later_device = self._problem.profile.takes_residents, self._problem.first is not None
-        is_resident = residents(operators, on_device, first_layer, takes_residents, is_later_device, within)
+        is_resident = residents(operators, on_device, first_layer, takes_residents, is_later_device, in_whole_ffns)
         # blocks that live on the device count as there; their own copies are priced with the slices
-        at = (
+        sides = (
             tuple(is_device or resident for is_device, resident in zip(on_device, is_resident, strict=True)),
             first_layer,
         )
-        inter_block = self._curve(uses_device, lambda costs: placement_seconds(costs, *at, inside) / len(typed_blocks))
-        inter_block_cpu = self._curve(uses_device, lambda costs: cpu_seconds(costs, *at, inside) / len(typed_blocks))
+        inter_block = self._curve(
+            uses_device, lambda costs: placement_seconds(costs, *sides, inside) / len(typed_blocks)
+        )
+        inter_block_cpu = self._curve(uses_device, lambda costs: cpu_seconds(costs, *sides, inside) / len(typed_blocks))
         parts: dict[Part, list[SplitBlock]] = defaultdict(list)
         for block, _ in typed_blocks:
             if is_resident[block.operators[0]]:
                 parts[_part(operators[block.operators[0]])].append(block)
-        copies_if_whole = self._copies_if_whole(at[0], first_layer, parts, inside)
-        shares = self._inter_block_shares([block for block, _ in typed_blocks], *at, inside)
+        copies_if_whole = self._copies_if_whole(sides[0], first_layer, parts, inside)
+        shares = self._inter_block_shares([block for block, _ in typed_blocks], *sides, inside)
         known: dict[Hashable, Types] = {}
         blocks: list[Block] = []
         for (block, types), share in zip(typed_blocks, shares, strict=True):
@@ -207,8 +209,8 @@ class BlockContexts:
                 neighbours, n = inside - members, len(blocks)
 
                 def seconds(costs: Costs) -> float:
-                    without = transfer_seconds(costs, host, first_layer, window, neighbours)  # noqa: B023 - called here
-                    return (without - transfer_seconds(costs, resident, first_layer, window, inside)) / n  # noqa: B023
+                    without_s = transfer_seconds(costs, host, first_layer, window, neighbours)  # noqa: B023 - called here
+                    return (without_s - transfer_seconds(costs, resident, first_layer, window, inside)) / n  # noqa: B023
 
                 known[kind] = self._curve(uses_device, seconds)
             curves[part] = known[kind]

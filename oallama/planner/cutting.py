@@ -179,7 +179,7 @@ class BlockOptions:
     def __init__(self, pricing: Pricing, workload: Workload, streams: bool, n_values: int) -> None:
         """n_values: number of values of r_GG above 0."""
         self._pricing, self._streams, self._n_values = pricing, streams, n_values
-        self._over: dict[Objective, Sequence[Pass]] = {
+        self._passes_of: dict[Objective, Sequence[Pass]] = {
             "decode": passes(workload, "decode"),
             "workload": passes(workload, "mixed"),
         }
@@ -229,8 +229,8 @@ class BlockOptions:
 
     def _seconds_of(self, kind: BlockType, cut: Cut, objective: Objective) -> float:
         """Seconds of one block over the passes of an objective, ignoring n_g."""
-        over = self._over[objective]
-        return sum(p.count * self._pricing.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
+        objective_passes = self._passes_of[objective]
+        return sum(p.count * self._pricing.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in objective_passes)
 
 
 def _streaming(kind: BlockType, cut: Cut, most_cg: int | None) -> Cut:

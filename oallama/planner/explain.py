@@ -58,10 +58,10 @@ def physical_bound(problem: Problem, workload: Workload, memory: MemoryBreakdown
     return Predicted.with_drafts(ttft_s, tpot_s, workload)
 
 
-def _passes_s(problem: Problem, over: Sequence[Pass], budget: int) -> float:
+def _passes_s(problem: Problem, phase_passes: Sequence[Pass], budget: int) -> float:
     """Passes counted without their KV depth, which does not matter here."""
     counted: dict[Pass, float] = defaultdict(float)
-    for p in over:
+    for p in phase_passes:
         counted[replace(p, n_kv=0, count=1)] += p.count
     return sum(n * _pass_s(problem, p, budget) for p, n in counted.items())
 
@@ -82,8 +82,8 @@ def _pass_s(problem: Problem, forward: Pass, budget: int) -> float:
             works.append(
                 OperatorWork(operator.bytes, cost.t_cpu_s, cost.t_gpu_s, n_bytes * copy_s_per_byte if line else inf)
             )
-    left = interference_at(interference_curve(problem.profile), forward.n_tokens)
-    return least_seconds(works, budget, left.cpu_with_link + left.link_with_cpu)
+    interference = interference_at(interference_curve(problem.profile), forward.n_tokens)
+    return least_seconds(works, budget, interference.cpu_with_link + interference.link_with_cpu)
 
 
 def _by_expert(
@@ -119,10 +119,10 @@ def least_seconds(works: Sequence[OperatorWork], budget: int, dram: float = 2.0)
     cost_at = _dual(Counter(works), budget)
     spared = 2.0 - min(2.0, max(1.0, dram))
 
-    def at(cpu: float, link: float) -> float:
+    def cost_of(cpu: float, link: float) -> float:
         return cost_at(cpu, max(0.0, 1 - cpu - link), link) / (1 - spared * min(cpu, link))
 
-    return _highest(lambda cpu: _highest(lambda link: at(cpu, link), 1 - cpu), 1.0)
+    return _highest(lambda cpu: _highest(lambda link: cost_of(cpu, link), 1 - cpu), 1.0)
 
 
 def _dual(works: Counter[OperatorWork], budget: int) -> Callable[[float, float, float], float]:
@@ -133,17 +133,17 @@ def _dual(works: Counter[OperatorWork], budget: int) -> Callable[[float, float, 
     cpu_s = np.array([work.cpu_s for work in works])
     device_s = np.array([work.device_s or 0.0 for work in works])
     link_s = np.array([0.0 if work.link_s == inf else work.link_s for work in works])
-    not_there = np.array([inf if work.device_s is None else 0.0 for work in works])
+    not_on_device = np.array([inf if work.device_s is None else 0.0 for work in works])
     not_streamed = np.array([inf if work.link_s == inf else 0.0 for work in works])
 
     def cost(cpu: float, device: float, link: float) -> float:
-        on_device = device * device_s + not_there
-        each = np.minimum(cpu * cpu_s, on_device + link * link_s + not_streamed)
-        saved = np.maximum(each - on_device, 0.0) / np.maximum(size, 1.0)
+        on_device = device * device_s + not_on_device
+        cheapest = np.minimum(cpu * cpu_s, on_device + link * link_s + not_streamed)
+        saved = np.maximum(cheapest - on_device, 0.0) / np.maximum(size, 1.0)
         order = np.argsort(-saved)
         n_bytes = (n * size)[order]
-        taken = np.clip(budget - (np.cumsum(n_bytes) - n_bytes), 0.0, n_bytes)
-        return float(n @ each - saved[order] @ taken)
+        device_bytes = np.clip(budget - (np.cumsum(n_bytes) - n_bytes), 0.0, n_bytes)
+        return float(n @ cheapest - saved[order] @ device_bytes)
 
     return cost
 
@@ -153,7 +153,7 @@ def _highest(f: Callable[[float], float], end: float) -> float:
     low, high = 0.0, max(0.0, end)
     a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_a, at_b = f(a), f(b)
-    found = max(f(low), f(high), at_a, at_b)
+    highest = max(f(low), f(high), at_a, at_b)
     for _ in range(ROUNDS):
         if at_a < at_b:
             low, a, at_a = a, b, at_b
@@ -163,8 +163,8 @@ def _highest(f: Callable[[float], float], end: float) -> float:
             high, b, at_b = b, a, at_a
             a = high - GOLDEN * (high - low)
             at_a = f(a)
-        found = max(found, at_a, at_b)
-    return found
+        highest = max(highest, at_a, at_b)
+    return highest
 
 
 STOCK, CPU_ALONE, BOUND = "stock --fit", "all CPU", "physical bound"
@@ -204,10 +204,10 @@ def token_seconds(profile: Profile, flash_attn: FlashAttention, n_layer: int, re
     on_device = max(0, record.n_gpu_layers - 1)  # llama.cpp counts the output as a layer
     layers = (n_layer - on_device, on_device)
 
-    def rest_s(at: int) -> float:
-        return non_matmul_total(profile, flash_attn, layers, (replace(decode_pass(record.workload), n_kv=at),))
+    def non_matmul_s(n_kv: int) -> float:
+        return non_matmul_total(profile, flash_attn, layers, (replace(decode_pass(record.workload), n_kv=n_kv),))
 
-    return max(0.0, record.predicted.tpot_s + rest_s(depth) - rest_s(planned_depth(record.workload)))
+    return max(0.0, record.predicted.tpot_s + non_matmul_s(depth) - non_matmul_s(planned_depth(record.workload)))
 
 
 def slower_from(seconds: Callable[[int], float], depth: int, n_ctx: int) -> int | None:

@@ -48,13 +48,13 @@ def runtime_bytes(
     Each instance keeps the memory of its largest mul-mat (ggml 0.26.0, ggml-cuda.cu, ggml_cuda_pool), and aborts if
     that does not fit. The output computes one token.
     """
-    each = RUNTIME_BYTES.get(backend, 0)
-    if not each:
+    base_bytes = RUNTIME_BYTES.get(backend, 0)
+    if not base_bytes:
         return 0
     integers = backend == "CUDA" and not _VOLTA.search(description)
     pool = max((_pool_bytes(o, 1 if o.is_last else n_ubatch, integers) for o in operators), default=0)
     cublas = plain_attention or any(not o.is_last and not _in_integers(o, integers) for o in operators)
-    return n_instances * (each + pool) + (CUBLAS_BYTES if cublas and n_instances else 0)
+    return n_instances * (base_bytes + pool) + (CUBLAS_BYTES if cublas and n_instances else 0)
 
 
 def _in_integers(operator: Operator, integers: bool) -> bool:
@@ -233,7 +233,7 @@ def ring_bytes(cut_blocks: CutBlocks, streaming: StreamSettings, n_ubatch: int, 
 
 
 def _ring_bytes(runs: Sequence[Run], streaming: StreamSettings, n_g: int) -> int:
-    slots = cache(lambda run: [sum(slot_bytes(*one, n_g) for one in phase) for phase in _by_phase(run)])
+    slots = cache(lambda run: [sum(slot_bytes(*cut_block, n_g) for cut_block in phase) for phase in _by_phase(run)])
     sizes = [size for run in runs for size in slots(run) if size]
     if not sizes:
         return 0
@@ -249,7 +249,9 @@ def staging_bytes(cut_blocks: CutBlocks, streaming: StreamSettings, n_ubatch: in
     tokens."""
     in_slots = sum(kind.block.biases * cut.n_hot * F32 for kind, cut in cut_blocks)  # outside the activations
     runs = _runs(cut_blocks, n_ubatch, n_g)
-    phases = (tuple(tuple(_part(*one, n_g) for one in phase) for phase in _by_phase(run)) for run in set(runs))
+    phases = (
+        tuple(tuple(_part(*cut_block, n_g) for cut_block in phase) for phase in _by_phase(run)) for run in set(runs)
+    )
     activations = max((activation_bytes(run, n_ubatch, n_g) for run in phases), default=0)
     return _ring_bytes(runs, streaming, n_g) + activations + in_slots
 
@@ -260,17 +262,17 @@ Run = tuple[tuple[BlockType, Cut], ...]
 
 def _runs(cut_blocks: CutBlocks, n_ubatch: int, n_g: int) -> list[Run]:
     """Group the blocks with a part on the device into runs. A run ends where llama.cpp computes between two blocks."""
-    found: list[Run] = []
+    runs: list[Run] = []
     run: list[tuple[BlockType, Cut]] = []
     for kind, cut in cut_blocks:
         shared = cut.n_hot or _streamed(kind, cut, n_g) or 0 < cut.gg < kind.block.extent
         apart = not kind.block.relation or (kind.block.relation == "sum" and run and not _sums(*run[-1], n_ubatch))
         if run and (apart or not shared):
-            found.append(tuple(run))
+            runs.append(tuple(run))
             run.clear()
         if shared:
             run.append((kind, cut))
-    return [*found, tuple(run)] if run else found
+    return [*runs, tuple(run)] if run else runs
 
 
 def _sums(kind: BlockType, cut: Cut, n_ubatch: int) -> bool:

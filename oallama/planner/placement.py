@@ -132,7 +132,7 @@ class Placement:
     @property
     def split_settings(self) -> tuple[SplitSettings, ...]:
         """Settings of the split back end for each device."""
-        return tuple(beside.settings for beside in self.splits)
+        return tuple(splits.settings for splits in self.splits)
 
     @property
     def device_splits(self) -> tuple[DeviceSplits, ...]:
@@ -155,7 +155,7 @@ class Placement:
     def devices_used(self) -> tuple[int, ...]:
         """The numbers of the devices (of several) that have layers or slices."""
         layers = zip(self.device_layers, self.device_splits, strict=False)  # of one device none are counted
-        return tuple(i for i, (n_layers, beside) in enumerate(layers) if n_layers or beside.is_sliced)
+        return tuple(i for i, (n_layers, splits) in enumerate(layers) if n_layers or splits.is_sliced)
 
     @property
     def streams(self) -> bool:
@@ -284,8 +284,10 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> P
     assignments = tuple(Assignment(cut, row.layout, row.hot_experts) for cut, row in zip(cuts, rows, strict=True))
 
     def gg_bytes(device: int) -> int:
-        own = [row.device == device and not place.is_device for row, place in zip(rows, assignments, strict=True)]
-        return slice_weights(operators, [here * place.cut.gg for here, place in zip(own, assignments, strict=True)])
+        selected = [row.device == device and not place.is_device for row, place in zip(rows, assignments, strict=True)]
+        return slice_weights(
+            operators, [is_selected * place.cut.gg for is_selected, place in zip(selected, assignments, strict=True)]
+        )
 
     def hot_bytes_of(device: int) -> int:
         return sum(

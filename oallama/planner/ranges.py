@@ -218,13 +218,13 @@ def _layers(device: DeviceCosts, operators: Sequence[Operator]) -> list[_Layer]:
 def _steps_within(layers: Sequence[_Layer], budget: int) -> list[_Step]:
     """Steps within the budget, those first that save most seconds for each byte; none without the one before it."""
     order = sorted(
-        ((step, at, number) for at, layer in enumerate(layers) for number, step in enumerate(layer.steps)),
+        ((step, index, number) for index, layer in enumerate(layers) for number, step in enumerate(layer.steps)),
         key=lambda ranked: -ranked[0].worth,
     )
     chosen, n_of, remaining = [], [0] * len(layers), budget
-    for step, at, number in order:
-        if step.bytes <= remaining and n_of[at] == number:
+    for step, index, number in order:
+        if step.bytes <= remaining and n_of[index] == number:
             chosen.append(step)
-            n_of[at] += 1
+            n_of[index] += 1
             remaining -= step.bytes
     return chosen

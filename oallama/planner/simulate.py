@@ -63,10 +63,10 @@ class PhaseTimeline:
 
     def parts(self) -> dict[tuple[Resource, str], float]:
         """Seconds by stream and kind, the longest first."""
-        found: dict[tuple[Resource, str], float] = defaultdict(float)
+        seconds: dict[tuple[Resource, str], float] = defaultdict(float)
         for activity in self.activities:
-            found[activity.stream, activity.kind] += activity.seconds
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            seconds[activity.stream, activity.kind] += activity.seconds
+        return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +102,10 @@ def _in_order(activities: Iterable[Activity]) -> tuple[Activity, ...]:
 
 
 def _in_sequence(tasks: Iterable[Activity]) -> Iterator[Activity]:
-    now = 0.0
+    start_s = 0.0
     for task in tasks:
-        yield replace(task, start_s=now, end_s=now + task.seconds)
-        now += task.seconds
+        yield replace(task, start_s=start_s, end_s=start_s + task.seconds)
+        start_s += task.seconds
 
 
 #
@@ -135,7 +135,7 @@ def _pass(
         if seconds > 0:
             tasks.append(Activity(stream, kind, name, 0.0, seconds))
 
-    def rest(layer: int) -> None:
+    def add_non_matmul(layer: int) -> None:
         name, seconds = f"layer {layer}: attention, norms and other work", costs.non_matmul_cpu_s
         if layer >= first_device_layer:
             add("gpu", "rest", name, costs.non_matmul_device_s)
@@ -146,18 +146,18 @@ def _pass(
             add("cpu", "rest", name, seconds)
 
     for layer, (first, last) in enumerate(graph.layer_operators):
-        rests = layer < graph.n_run
+        needs_non_matmul = layer < graph.n_run
         for i in range(first, last):
             operator, seconds = problem.operators[i], costs.sides_s[i][on_device[i]]
-            if rests and operator.role in AFTER_ATTENTION:
-                rest(layer)
-                rests = False
+            if needs_non_matmul and operator.role in AFTER_ATTENTION:
+                add_non_matmul(layer)
+                needs_non_matmul = False
             copied_s = 0.0 if on_device[i] else costs.operators[i].streamed_s
             if i not in sliced:
                 add("in", "weights", operator.name, copied_s)
                 add("gpu" if on_device[i] or copied_s else "cpu", "operator", operator.name, seconds - copied_s)
-        if rests:
-            rest(layer)
+        if needs_non_matmul:
+            add_non_matmul(layer)
     return _with_device_copies(tasks, transfer_seconds(costs, on_device, first_device_layer, sliced=sliced))
 
 
@@ -166,7 +166,7 @@ def _with_device_copies(tasks: Sequence[Activity], seconds: float) -> Iterator[A
     and ends on the host."""
     sides = [(i, task.stream) for i, task in enumerate(tasks) if task.stream in ("cpu", "gpu")]
     ends = [(0, "cpu"), *sides, (len(tasks), "cpu")]
-    changes = {i: side for (_, before), (i, side) in pairwise(ends) if side != before} or {len(tasks): "cpu"}
+    changes = {i: side for (_, previous), (i, side) in pairwise(ends) if side != previous} or {len(tasks): "cpu"}
     for i in range(len(tasks) + 1):
         if i in changes:
             stream: Resource = "in" if changes[i] == "gpu" else "out"
@@ -195,13 +195,17 @@ def _sliced(
         tasks = _pass(problem, costs, placement.on_device, placement.first_device_layer, inside)
         return list(_in_sequence(tasks))
 
-    def activities(over: Sequence[Pass], times: Sequence[BlockTimes], spans: Sequence[Span]) -> Iterator[Activity]:
+    def activities(
+        phase_passes: Sequence[Pass], times: Sequence[BlockTimes], spans: Sequence[Span]
+    ) -> Iterator[Activity]:
         for kind, number, start, end, _ in spans:
             number %= len(times)  # copies may be for blocks of the next token
             i, block = number % len(names), times[number]
             name = names[i]
             if kind == "inter-block":
-                yield from _scaled(between(over[number // len(names)].n_tokens), until[i], until[i + 1], start, end)
+                yield from _scaled(
+                    between(phase_passes[number // len(names)].n_tokens), until[i], until[i + 1], start, end
+                )
             elif kind == "cpu":
                 yield Activity("cpu", "slice" if block.steps or block.join_s else "operator", name, start, end)
             elif kind == "gpu":

@@ -126,7 +126,9 @@ class Slicer:
                 if o.layer is not None and o.op == "MUL_MAT_ID"
             }
         routed = {o.layer: o.mul_mat for o in problem.operators if o.layer is not None and o.op == "MUL_MAT_ID"}
-        self._uses = {at: of_step(use, routed[at], problem.step) for at, use in self._uses.items() if at in routed}
+        self._uses = {
+            layer: of_step(use, routed[layer], problem.step) for layer, use in self._uses.items() if layer in routed
+        }
         self.pricing = pricing
         self.contexts = BlockContexts(problem, workload)
 
@@ -244,9 +246,9 @@ class Slicer:
         whose CC is never streamed keep their layout.
         """
         fastest = tuple(map(self.fastest, kinds))
-        without = _Mode(fastest, "workload", False, False)
+        without_n_g = _Mode(fastest, "workload", False, False)
         if not self._streams:
-            return [without]
+            return [without_n_g]
         objective: Objective = "decode" if self.workload.n_gen else "workload"
         once = tuple(kind.in_split if kind.takes_n_g else kind for kind in fastest)
         plain = tuple(
@@ -256,7 +258,7 @@ class Slicer:
             for types, fast in zip(kinds, once, strict=True)
         )
         twice = [_Mode(once, objective, True, True)] if plain != once else []
-        return [without, *self._following_modes(kinds, fastest), _Mode(plain, objective, True, False), *twice]
+        return [without_n_g, *self._following_modes(kinds, fastest), _Mode(plain, objective, True, False), *twice]
 
     def _following_modes(self, kinds: Sequence[tuple[BlockType, ...]], fastest: Sequence[BlockType]) -> Iterator[_Mode]:
         """Yield modes in which hot experts follow the conversation: blocks with experts in the plain layout, and in the
@@ -306,11 +308,11 @@ class Slicer:
             selection = solve_knapsack(costs, max(0, min(budget - staging, weights_budget)), kind_of)
             counts = Counter(zip(kind_of, selection.chosen, strict=True))
             cut_block_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
-            counted = [(*cut_block_of[at], count) for at, count in counts.items()]
+            counted = [(*cut_block_of[choice], count) for choice, count in counts.items()]
             table = tuple((n, least_n_g(counted, self.pricing, n)[0]) for n in lengths)
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None
-            cut_blocks = tuple(cut_block_of[at] for at in zip(kind_of, selection.chosen, strict=True))
+            cut_blocks = tuple(cut_block_of[choice] for choice in zip(kind_of, selection.chosen, strict=True))
             needed = staging_bytes(cut_blocks, self.pricing.streaming, n_batch, most_n_g(table, n_batch))
             if selection.bytes + needed <= max(budget, 0):
                 seconds = self._phases(counted, table)

@@ -42,13 +42,13 @@ class Transfers:
 
     def of_all(self, on_device: Sequence[bool], first_device_layer: int) -> list[float]:
         """T' of each operator of the layers from first_device_layer on."""
-        sides, found = bytes(on_device), list[float]()
+        sides, t_transfer = bytes(on_device), list[float]()
         for layer in self._layers[first_device_layer:]:
             key = (layer.kind, first_within(first_device_layer, layer.window), sides[layer.first : layer.last])
             if key not in self._known:
                 self._known[key] = [self.of(on_device, first_device_layer, i) for i in range(*layer.operators)]
-            found += self._known[key]
-        return found
+            t_transfer += self._known[key]
+        return t_transfer
 
 
 @dataclass(frozen=True, slots=True)

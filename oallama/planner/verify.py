@@ -44,8 +44,8 @@ def with_draft_block(problem: Problem, workload: Workload, placement: Placement)
 def on_cpu(problem: Problem, workload: Workload, phase: Phase) -> VerifiedPlan:
     """The verified plan with everything on the CPU."""
     placement = cpu_alone(problem, workload, phase)
-    taken = problem.no_alloc_load(workload, placement)
-    memory = memory_breakdown(0, problem.vram_fill, 0, taken.weights_host, 0, 0)
+    load = problem.no_alloc_load(workload, placement)
+    memory = memory_breakdown(0, problem.vram_fill, 0, load.weights_host, 0, 0)
     predicted = price(problem, workload, placement)
     return VerifiedPlan(
         "cpu", workload, with_layouts(problem, workload, placement), memory, predicted, (), problem.flash_attn

@@ -62,11 +62,15 @@ def search(
         first_layers = device_layer_choices(costs.graph.n_layer, layers(costs, budget).first_device_layer)
     transfers = transfers or Transfers(costs, paper)
     budgets = [(first, n_bytes) for first in first_layers if (n_bytes := budget(first)) >= 0]
-    found = [
+    placements = [
         algorithm_1(costs, n_bytes, first, transfers=transfers, rule=rule, paper=paper)
         for first, n_bytes in (budgets[:1] if paper else budgets)
     ]
-    return min(found, key=lambda placement: (placement.seconds, placement.first_device_layer)) if found else cpu(costs)
+    return (
+        min(placements, key=lambda placement: (placement.seconds, placement.first_device_layer))
+        if placements
+        else cpu(costs)
+    )
 
 
 def use_up(costs: Costs, budget: OperatorBudget, placement: Placement) -> Placement:
@@ -78,8 +82,8 @@ def use_up(costs: Costs, budget: OperatorBudget, placement: Placement) -> Placem
     operators, t_transfer = costs.operators[begin:], Transfers(costs).of_all(sides, first)
     benefits = [benefit(c.t_cpu_s, c.t_gpu_s, t, c.bytes) for c, t in zip(operators, t_transfer, strict=True)]
     order = [begin + i for i in rank(benefits) if benefits[i] > -inf and not sides[begin + i]]
-    left = budget(first) - whole_bytes(costs.operators, sides)
-    for i in fill(order, [cost.bytes for cost in costs.operators], left):
+    remaining = budget(first) - whole_bytes(costs.operators, sides)
+    for i in fill(order, [cost.bytes for cost in costs.operators], remaining):
         sides[i] = True
     return placed_whole(costs, sides, first)
 
@@ -114,16 +118,16 @@ def exchange(costs: Costs, operators: Sequence[Operator], budget: OperatorBudget
         return filled
     moves, sides = _Moves(costs, operators, first), list(filled.on_device)
     seconds = placement_seconds(costs, sides, first)
-    left = budget(first) - whole_bytes(costs.operators, sides)
+    remaining = budget(first) - whole_bytes(costs.operators, sides)
     for _ in range(MAX_ROUNDS):
-        for swap in nsmallest(TRIES, _swaps(moves.at(sides), left), key=lambda swap: sum(m.added_s for m in swap)):
+        for swap in nsmallest(TRIES, _swaps(moves.at(sides), remaining), key=lambda swap: sum(m.added_s for m in swap)):
             swapped = list(sides)
             for i in (i for move in swap for i in move.operators):
                 swapped[i] = not swapped[i]
             swapped_s = placement_seconds(costs, swapped, first)
             if swapped_s < seconds * (1 - LEAST_GAIN):
                 sides, seconds = swapped, swapped_s
-                left -= sum(move.added_bytes for move in swap)
+                remaining -= sum(move.added_bytes for move in swap)
                 break
         else:
             break
@@ -134,12 +138,12 @@ def exchange(costs: Costs, operators: Sequence[Operator], budget: OperatorBudget
     )
 
 
-def _swaps(moves: Sequence[_Move], left: int) -> Iterator[tuple[_Move, ...]]:
+def _swaps(moves: Sequence[_Move], remaining: int) -> Iterator[tuple[_Move, ...]]:
     """Yield promising swaps: each move that fits and saves time; and each move with the best other one by seconds per
     byte that makes room for it, or that uses the room it frees, if both together save time."""
     by_worth = sorted(moves, key=lambda move: move.added_s / max(1, abs(move.added_bytes)))
     for move in moves:
-        left_then = left - move.added_bytes
+        left_then = remaining - move.added_bytes
         if left_then >= 0 and move.added_s < 0:
             yield (move,)
         for other in by_worth:
@@ -179,7 +183,7 @@ class _Moves:
 
     def at(self, sides: Sequence[bool]) -> list[_Move]:
         """Moves of the first layer of each kind in each state."""
-        graph, seen, found = self._costs.graph, set[Hashable](), list[_Move]()
+        graph, seen, moves = self._costs.graph, set[Hashable](), list[_Move]()
         for layer in range(self._first, graph.n_layer + 1):
             low, high = window = graph.with_neighbours(layer, layer + 1)
             begin, end = graph.operators_of(window)
@@ -190,8 +194,8 @@ class _Moves:
             if state not in self._known:
                 self._known[state] = list(self._of(layer, window, sides))
             start = self._spans[layer][0]
-            found += (replace(m, operators=tuple(start + i for i in m.operators)) for m in self._known[state])
-        return found
+            moves += (replace(m, operators=tuple(start + i for i in m.operators)) for m in self._known[state])
+        return moves
 
     def _of(self, layer: int, window: tuple[int, int], sides: Sequence[bool]) -> Iterator[_Move]:
         """Moves of one layer; their operators are counted from the layer's first."""

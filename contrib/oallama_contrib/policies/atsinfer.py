@@ -62,12 +62,12 @@ def chain(costs: Costs, first_device_layer: int) -> tuple[list[Link], float]:
         read = [graph.nodes[source] for source in node.inputs]
         per_token = sum(each.bytes_per_token for each in read if not each.outputs_only)
         per_output = sum(each.bytes_per_token for each in read if each.outputs_only)
-        enter_s = costs.rates.over(DeviceCopies(1, 1, len(read), 0, per_token, 0, per_output, 0), costs.passes)
+        enter_s = costs.rates.seconds_over(DeviceCopies(1, 1, len(read), 0, per_token, 0, per_output, 0), costs.passes)
         cost = costs.operators[index]
         is_device = graph.operator_layer[index] >= first_device_layer
         links.append(Link(cost.bytes, cost.t_cpu_s, cost.t_gpu_s if is_device else None, enter_s, leave_s))
         by_token, by_output = (0, node.bytes_per_token) if node.outputs_only else (node.bytes_per_token, 0)
-        leave_s = costs.rates.over(DeviceCopies(1, 0, 0, 1, 0, by_token, 0, by_output), costs.passes)
+        leave_s = costs.rates.seconds_over(DeviceCopies(1, 0, 0, 1, 0, by_token, 0, by_output), costs.passes)
     return links, leave_s
 
 
