@@ -108,9 +108,9 @@ def can_split(operator: Operator) -> bool:
 
     Not tied embeddings, which a look-up also reads; nor stacks of matrices that are no experts (MLA), read as views.
     """
-    known = _FFN_ROLE.fullmatch(operator.role) or operator.role in LONE_ROLES
+    has_role = _FFN_ROLE.fullmatch(operator.role) or operator.role in LONE_ROLES
     stacked = operator.op == "MUL_MAT" and operator.shape[2] > 1
-    return bool(known) and not stacked and cut_extent(operator) > cut_granularity(operator)
+    return bool(has_role) and not stacked and cut_extent(operator) > cut_granularity(operator)
 
 
 def takes_n_g(operator: Operator) -> bool:

@@ -59,8 +59,8 @@ def cached_layers(
 
     total = sum(operators[i].bytes for members in hosted for i in members)
     groups = []
-    for _, same in groupby(sorted(hosted, key=shape), key=shape):
-        layers = tuple(same)
+    for _, group in groupby(sorted(hosted, key=shape), key=shape):
+        layers = tuple(group)
         first = [operators[i] for i in layers[0]]
         n_expert, n_used = first[0].shape[2], first[0].n_expert_used
         slot = sum(operator.bytes for operator in first) / n_expert

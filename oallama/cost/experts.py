@@ -209,8 +209,8 @@ def _coverage(order: Sequence[int], uses: Uses) -> tuple[float, ...]:
 
 def mean_gaps(routing: Routing) -> tuple[float, ...]:
     """Uses by reuse distance in decode, added up over all layers; empty if not recorded."""
-    known = [layer.gaps for layer in routing.decode if any(layer.gaps)]
-    return tuple(map(sum, zip(*known, strict=True)))
+    recorded = [layer.gaps for layer in routing.decode if any(layer.gaps)]
+    return tuple(map(sum, zip(*recorded, strict=True)))
 
 
 def _gaps(decode: LayerRouting, prompt: LayerRouting | None) -> tuple[float, ...]:

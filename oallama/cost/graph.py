@@ -79,11 +79,13 @@ class Graph:
     layers: tuple[Layer, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        parts = range(self.n_layer + 1)
-        alike: dict[Hashable, Layer] = {}
-        object.__setattr__(self, "layer_operators", tuple(self.operators_of((layer, layer + 1)) for layer in parts))
-        layers = [self._layer(layer) for layer in parts]
-        interned = tuple(alike.setdefault((layer.nodes, layer.previous, layer.n_operators), layer) for layer in layers)
+        indices = range(self.n_layer + 1)
+        layer_of: dict[Hashable, Layer] = {}
+        object.__setattr__(self, "layer_operators", tuple(self.operators_of((layer, layer + 1)) for layer in indices))
+        layers = [self._layer(layer) for layer in indices]
+        interned = tuple(
+            layer_of.setdefault((layer.nodes, layer.previous, layer.n_operators), layer) for layer in layers
+        )
         object.__setattr__(self, "layers", interned)
 
     @property
@@ -356,9 +358,9 @@ def _of_layer(
     layer."""
     own_sides = [_side(node, on_device, layer_on_device) for node in layer.nodes]
     sides = _expanded(own_sides if next_side is None else [*own_sides, next_side])[: len(own_sides)]
-    earlier = [] if previous_side is None else [previous_side]
+    previous_sides = [] if previous_side is None else [previous_side]
     computed = [s for s, node in zip(sides, layer.nodes, strict=True) if node.bytes_per_token]
-    splits = sum(a != b for a, b in pairwise([*earlier, *computed]))
+    splits = sum(a != b for a, b in pairwise([*previous_sides, *computed]))
     device_splits = sum(b and not a for a, b in pairwise([bool(previous_side), *sides]))
     copied: set[tuple[int, bool]] = set()
     counts = [0, 0]  # by side of the reader: [out, in]
@@ -375,5 +377,5 @@ def _of_layer(
                 output_bytes[side] += node.bytes_per_token
             else:
                 n_bytes[side] += node.bytes_per_token
-    moved = (counts[1], counts[0], n_bytes[1], n_bytes[0], output_bytes[1], output_bytes[0])
-    return (splits, device_splits, *moved), sides[-1]
+    copies = (counts[1], counts[0], n_bytes[1], n_bytes[0], output_bytes[1], output_bytes[0])
+    return (splits, device_splits, *copies), sides[-1]

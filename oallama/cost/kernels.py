@@ -67,16 +67,18 @@ class Kernels:
         points: dict[tuple[str, str, MulMat], dict[int, float]] = {}
         for case in sorted(profile.cases, key=lambda case: case.working_set_bytes):
             points.setdefault((case.device, case.layout, case.mul_mat), {})[case.n_tokens] = case.seconds
-        curves = {key: _of_step(tuple(sorted(known.items())), key[-1], step, gaps) for key, known in points.items()}
+        curves = {
+            key: _of_step(tuple(sorted(seconds_at.items())), key[-1], step, gaps) for key, seconds_at in points.items()
+        }
         alphas = _alphas(curves)
         self._on_host: dict[MulMat, dict[str, Kernel]] = {}
         self._on_device: dict[MulMat, Kernel] = {}
-        for (device, layout, what), curve in sorted(curves.items(), key=lambda item: item[0][1]):
-            kernel = Kernel(curve, alphas[device, layout, what.op, what.type])
+        for (device, layout, mul_mat), curve in sorted(curves.items(), key=lambda item: item[0][1]):
+            kernel = Kernel(curve, alphas[device, layout, mul_mat.op, mul_mat.type])
             if device == CPU_DEVICE:
-                self._on_host.setdefault(what, {})[layout] = kernel
+                self._on_host.setdefault(mul_mat, {})[layout] = kernel
             elif (device, layout) == (self.device, DEVICE_LAYOUT):
-                self._on_device[what] = kernel
+                self._on_device[mul_mat] = kernel
 
     def on_host(self, operator: Operator) -> Mapping[str, Kernel]:
         """Kernels by CPU layout, in alphabetical order. Raises ProfileError if the CPU was not measured with this
@@ -104,8 +106,8 @@ def _of_step(curve: Curve, mul_mat: MulMat, step: DecodeStep, gaps: Sequence[flo
     drawn, used = n_expert * mul_mat.share_read(n), n_expert * share_of_step(mul_mat, step, gaps)
     first_s = min(curve[0][1] / mul_mat.n_expert_used, seconds / drawn)
     more_s = max(0.0, (seconds - first_s * drawn) / (rows - drawn)) if rows > drawn else 0.0
-    known = dict(curve) | {n: used * first_s + (rows - used) * min(first_s, more_s)}
-    return tuple(sorted(known.items()))
+    points = dict(curve) | {n: used * first_s + (rows - used) * min(first_s, more_s)}
+    return tuple(sorted(points.items()))
 
 
 def _alphas(curves: Mapping[tuple[str, str, MulMat], Curve]) -> dict[tuple[str, str, str, str], Curve]:

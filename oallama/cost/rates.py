@@ -41,20 +41,20 @@ class TransferRates:
         """Seconds from the end of the launching call until the device computes."""
         return max(0.0, self.split_s - self.launch_issue_s)
 
-    def seconds(self, moved: DeviceCopies, n_tokens: int, n_outputs: int) -> float:
+    def seconds(self, copies: DeviceCopies, n_tokens: int, n_outputs: int) -> float:
         """Seconds of these copies in one pass over n_tokens tokens with logits of n_outputs of them."""
         return (
-            moved.device_splits * self.split_s
-            + moved.copies_in * self.copy_in.alpha_s
-            + moved.copies_out * self.copy_out.alpha_s
-            + (n_tokens * moved.bytes_in_per_token + n_outputs * moved.bytes_in_per_output)
+            copies.device_splits * self.split_s
+            + copies.copies_in * self.copy_in.alpha_s
+            + copies.copies_out * self.copy_out.alpha_s
+            + (n_tokens * copies.bytes_in_per_token + n_outputs * copies.bytes_in_per_output)
             * self.copy_in.beta_s_per_byte
-            + (n_tokens * moved.bytes_out_per_token + n_outputs * moved.bytes_out_per_output)
+            + (n_tokens * copies.bytes_out_per_token + n_outputs * copies.bytes_out_per_output)
             * self.copy_out.beta_s_per_byte
         )
 
-    def seconds_over(self, moved: DeviceCopies, passes: Sequence[Pass]) -> float:
-        return sum(p.count * self.seconds(moved, p.n_tokens, p.n_outputs) for p in passes)
+    def seconds_over(self, copies: DeviceCopies, passes: Sequence[Pass]) -> float:
+        return sum(p.count * self.seconds(copies, p.n_tokens, p.n_outputs) for p in passes)
 
 
 NO_TRANSFER = TransferRates(LinearFit(0.0, 0.0, 1.0), LinearFit(0.0, 0.0, 1.0), 0.0)

@@ -335,22 +335,22 @@ class _Rounds:
     def __init__(self, most: int) -> None:
         self.steady_s: float | None = None  # steady-state seconds of a round; None: not known yet
         self._most = most
-        self._ran: list[tuple[float, float]] = []  # (seconds, work added to the link's)
+        self._rounds: list[tuple[float, float]] = []  # (seconds, work added to the link's)
         self._total_s = 0.0
 
     def add(self, seconds: float, added_s: float, same_ring: bool) -> None:
         """Add a round. same_ring: whether the ring was in the same state at its end as at its begin."""
         self._total_s += seconds
-        ran, near = self._ran, SETTLED * self._total_s
+        rounds, near = self._rounds, SETTLED * self._total_s
         if (same_ring and abs(added_s) <= near) or (
-            ran and abs(seconds - ran[-1][0]) <= near and abs(added_s - ran[-1][1]) <= near
+            rounds and abs(seconds - rounds[-1][0]) <= near and abs(added_s - rounds[-1][1]) <= near
         ):
             self.steady_s = seconds + max(0.0, added_s)
             return
-        ran.append((seconds, added_s))
-        if len(ran) == self._most:
-            ran = ran[self._most // 2 :]
-            self.steady_s = (sum(s for s, _ in ran) + max(0.0, sum(added for _, added in ran))) / len(ran)
+        rounds.append((seconds, added_s))
+        if len(rounds) == self._most:
+            rounds = rounds[self._most // 2 :]
+            self.steady_s = (sum(s for s, _ in rounds) + max(0.0, sum(added for _, added in rounds))) / len(rounds)
 
 
 class _Run:

@@ -231,11 +231,11 @@ def transfer_seconds(
     operators count as on the device, with norms and attention; sliced ones are never offloaded. On a later device of
     several, operators are offloaded to the first device, and their inputs and results are copied there and back."""
     if costs.to_first is not None:
-        moved = device_copies(costs.graph, on_device, first_device_layer, window)
+        copies = device_copies(costs.graph, on_device, first_device_layer, window)
         first, last = (0, len(on_device)) if window is None else costs.graph.operators_of(window)
         crosses = any(costs.offloaded[i] and not on_device[i] and i not in sliced for i in range(first, last))
-        large = (costs.to_first if crosses else costs.rates).seconds_over(moved, costs.large)
-        return large + costs.rates.seconds_over(moved, costs.small)
+        large = (costs.to_first if crosses else costs.rates).seconds_over(copies, costs.large)
+        return large + costs.rates.seconds_over(copies, costs.small)
     offloaded: Sequence[bool] = costs.offloaded if costs.large else ()
     if sliced:
         offloaded = [off and i not in sliced for i, off in enumerate(offloaded)]

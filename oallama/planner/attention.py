@@ -31,18 +31,22 @@ def with_attention(profile: Profile, flash_attn: FlashAttention) -> Profile:
     the others."""
     if flash_attn == "auto":
         return profile
-    wanted = flash_attn == "on"
-    has_it = {case.device for case in profile.rest if case.shape.flash_attn == wanted}
-    kept = tuple(case for case in profile.rest if case.shape.flash_attn == wanted or case.device not in has_it)
-    return replace(profile, rest=kept)
+    is_on = flash_attn == "on"
+    has_mode = {case.device for case in profile.rest if case.shape.flash_attn == is_on}
+    cases = tuple(case for case in profile.rest if case.shape.flash_attn == is_on or case.device not in has_mode)
+    return replace(profile, rest=cases)
 
 
 def attention_seconds(
     profile: Profile, flash_attn: FlashAttention, device: str, passes: Sequence[Pass]
 ) -> float | None:
     """Seconds of one layer's non-matmul work over these passes; None if the profile has no cases of that mode."""
-    known = any(case.device == device and case.shape.flash_attn == (flash_attn == "on") for case in profile.rest)
-    return non_matmul_seconds(index_non_matmul(with_attention(profile, flash_attn)), device, passes) if known else None
+    is_measured = any(case.device == device and case.shape.flash_attn == (flash_attn == "on") for case in profile.rest)
+    return (
+        non_matmul_seconds(index_non_matmul(with_attention(profile, flash_attn)), device, passes)
+        if is_measured
+        else None
+    )
 
 
 def attention_choices(

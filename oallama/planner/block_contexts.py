@@ -85,10 +85,10 @@ class BlockContexts:
         placement's."""
         cuts = _cuts_of(placement) if cuts is None else cuts
         on_device, first_layer = placement.on_device, placement.first_device_layer
-        whole = [self._biased[layer] for layer in together if layer in self._biased]
-        whole = [family for family in whole if not any(on_device[i] for i in family)]
-        in_whole_ffns = {i for family in whole for i in family}
-        families = [*whole, *(family for family in self._families.values() if family[0] not in in_whole_ffns)]
+        whole_ffns = [self._biased[layer] for layer in together if layer in self._biased]
+        whole_ffns = [family for family in whole_ffns if not any(on_device[i] for i in family)]
+        in_whole_ffns = {i for family in whole_ffns for i in family}
+        families = [*whole_ffns, *(family for family in self._families.values() if family[0] not in in_whole_ffns)]
         members = (tuple(i for i in family if not on_device[i]) for family in families)
         typed_blocks = sorted(
             (
@@ -108,7 +108,7 @@ class BlockContexts:
             for block, (_, types) in zip(runs, typed_blocks, strict=True)
         ]
         uses_device = first_layer <= self._problem.graph.n_layer
-        inside = frozenset(i for block, _ in typed_blocks for i in block.operators)
+        sliced_operators = frozenset(i for block, _ in typed_blocks for i in block.operators)
         takes_residents, is_later_device = self._problem.profile.takes_residents, self._problem.first is not None
         is_resident = residents(operators, on_device, first_layer, takes_residents, is_later_device, in_whole_ffns)
         # blocks that live on the device count as there; their own copies are priced with the slices
@@ -117,15 +117,17 @@ class BlockContexts:
             first_layer,
         )
         inter_block = self._curve(
-            uses_device, lambda costs: placement_seconds(costs, *sides, inside) / len(typed_blocks)
+            uses_device, lambda costs: placement_seconds(costs, *sides, sliced_operators) / len(typed_blocks)
         )
-        inter_block_cpu = self._curve(uses_device, lambda costs: cpu_seconds(costs, *sides, inside) / len(typed_blocks))
+        inter_block_cpu = self._curve(
+            uses_device, lambda costs: cpu_seconds(costs, *sides, sliced_operators) / len(typed_blocks)
+        )
         parts: dict[Part, list[SplitBlock]] = defaultdict(list)
         for block, _ in typed_blocks:
             if is_resident[block.operators[0]]:
                 parts[_part(operators[block.operators[0]])].append(block)
-        copies_if_whole = self._copies_if_whole(sides[0], first_layer, parts, inside)
-        shares = self._inter_block_shares([block for block, _ in typed_blocks], *sides, inside)
+        copies_if_whole = self._copies_if_whole(sides[0], first_layer, parts, sliced_operators)
+        shares = self._inter_block_shares([block for block, _ in typed_blocks], *sides, sliced_operators)
         known: dict[Hashable, Types] = {}
         blocks: list[Block] = []
         for (block, types), share in zip(typed_blocks, shares, strict=True):
@@ -151,24 +153,28 @@ class BlockContexts:
         )
 
     def _inter_block_shares(
-        self, blocks: Sequence[SplitBlock], on_device: Sequence[bool], first_layer: int, inside: frozenset[int]
+        self,
+        blocks: Sequence[SplitBlock],
+        on_device: Sequence[bool],
+        first_layer: int,
+        sliced_operators: frozenset[int],
     ) -> list[float]:
         """Inter-block time before each block in decode, relative to the mean of all blocks. Work after the last block
         counts before the first block of the next token. Device copies are assumed to be spread in the same way."""
         n_layer = self._problem.graph.n_layer
         costs = self.costs_at(min(self._passes_at), first_layer <= n_layer)
-        between = [0.0] * (2 * n_layer + 2)  # by layer, attention before FFN; the output comes last
+        inter_block_s = [0.0] * (2 * n_layer + 2)  # by layer, attention before FFN; the output comes last
         for i, (is_device, sides) in enumerate(zip(on_device, costs.sides_s, strict=True)):
-            if i not in inside:
-                between[self._parts[i]] += sides[is_device]
+            if i not in sliced_operators:
+                inter_block_s[self._parts[i]] += sides[is_device]
         for layer in range(self._problem.graph.n_computed):
-            between[2 * layer] += costs.non_matmul_device_s if layer >= first_layer else costs.non_matmul_cpu_s
-        total, begin, seconds_before = sum(between), 0, []
+            inter_block_s[2 * layer] += costs.non_matmul_device_s if layer >= first_layer else costs.non_matmul_cpu_s
+        total, begin, seconds_before = sum(inter_block_s), 0, []
         for block in blocks:
             end = self._parts[block.operators[0]] + 1
-            seconds_before.append(sum(between[begin:end]))
+            seconds_before.append(sum(inter_block_s[begin:end]))
             begin = max(begin, end)
-        seconds_before[0] += sum(between[begin:])
+        seconds_before[0] += sum(inter_block_s[begin:])
         return [len(blocks) * seconds / total if total > 0 else 1.0 for seconds in seconds_before]
 
     def _blocks_in(self, members: tuple[int, ...], cuts: tuple[int, ...]) -> list[tuple[SplitBlock, Types]]:
@@ -188,7 +194,7 @@ class BlockContexts:
         resident: Sequence[bool],
         first_layer: int,
         parts: Mapping[Part, Sequence[SplitBlock]],
-        inside: frozenset[int],
+        sliced_operators: frozenset[int],
     ) -> dict[Part, Curve]:
         """Seconds of device copies for each block of a part of a layer (attention or FFN) that stays whole on the host
         between neighbours on the device."""
@@ -202,15 +208,15 @@ class BlockContexts:
                 continue
             members = {i for block in blocks for i in block.operators}
             window = low, high = graph.with_neighbours(layer, layer + 1)
-            sides = ((resident[i], i in inside, i in members) for i in range(*graph.operators_of(window)))
+            sides = ((resident[i], i in sliced_operators, i in members) for i in range(*graph.operators_of(window)))
             kind = (graph.layers[low:high], first_within(first_layer, window), len(blocks), tuple(sides))
             if kind not in known:
                 host = tuple(is_resident and i not in members for i, is_resident in enumerate(resident))
-                neighbours, n = inside - members, len(blocks)
+                neighbours, n = sliced_operators - members, len(blocks)
 
                 def seconds(costs: Costs) -> float:
                     without_s = transfer_seconds(costs, host, first_layer, window, neighbours)  # noqa: B023 - called here
-                    return (without_s - transfer_seconds(costs, resident, first_layer, window, inside)) / n  # noqa: B023
+                    return (without_s - transfer_seconds(costs, resident, first_layer, window, sliced_operators)) / n  # noqa: B023
 
                 known[kind] = self._curve(uses_device, seconds)
             curves[part] = known[kind]

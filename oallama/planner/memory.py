@@ -170,19 +170,19 @@ class CorrectedBudget:
         if real.spare < 0:
             self._fails = self._extra if self._fails is None else max(self._fails, self._extra)
             self._in_a_row += 1
-            wanted = error + int(SHRINK * real.limit) * (2 ** (self._in_a_row - 1) - 1)
+            correction = error + int(SHRINK * real.limit) * (2 ** (self._in_a_row - 1) - 1)
         else:
             self._fits = self._extra if self._fits is None else min(self._fits, self._extra)
             self._in_a_row = 0
-            wanted = error
+            correction = error
             if real.limit - real.spare >= ENOUGH_USED * real.limit:
                 return False
         if self._fits is not None:
-            if self._fails is not None and not self._fails < wanted < self._fits:
-                wanted = (self._fails + self._fits) // 2
-            if wanted >= self._fits:
+            if self._fails is not None and not self._fails < correction < self._fits:
+                correction = (self._fails + self._fits) // 2
+            if correction >= self._fits:
                 return False
-        self._extra = wanted
+        self._extra = correction
         return True
 
 
@@ -265,12 +265,12 @@ def _runs(cut_blocks: CutBlocks, n_ubatch: int, n_g: int) -> list[Run]:
     runs: list[Run] = []
     run: list[tuple[BlockType, Cut]] = []
     for kind, cut in cut_blocks:
-        shared = cut.n_hot or _streamed(kind, cut, n_g) or 0 < cut.gg < kind.block.extent
-        apart = not kind.block.relation or (kind.block.relation == "sum" and run and not _sums(*run[-1], n_ubatch))
-        if run and (apart or not shared):
+        on_device = cut.n_hot or _streamed(kind, cut, n_g) or 0 < cut.gg < kind.block.extent
+        starts_run = not kind.block.relation or (kind.block.relation == "sum" and run and not _sums(*run[-1], n_ubatch))
+        if run and (starts_run or not on_device):
             runs.append(tuple(run))
             run.clear()
-        if shared:
+        if on_device:
             run.append((kind, cut))
     return [*runs, tuple(run)] if run else runs
 

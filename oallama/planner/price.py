@@ -52,9 +52,9 @@ def price(problem: Problem, workload: Workload, placement: Placement) -> Predict
     def seconds(phase: str) -> float:
         total, phase_passes = 0.0, workload_passes(workload, phase)
         small = tuple(p for p in phase_passes if placement.cache_bytes and p.n_tokens <= MOST_TOKENS)
-        for some in (small, tuple(p for p in phase_passes if p not in small)):
-            if some:
-                costs, on_device, waits_s = costs_in(some)
+        for group in (small, tuple(p for p in phase_passes if p not in small)):
+            if group:
+                costs, on_device, waits_s = costs_in(group)
                 total += waits_s + placement_seconds(costs, on_device, placement.first_device_layer)
         return total
 
@@ -95,10 +95,12 @@ def host_layouts(problem: Problem, workload: Workload, placement: Placement) -> 
         chosen = stock_layouts(problem, placement.stock)
     else:
         chosen = costs_of(problem, workload, "mixed", placement.uses_device(problem.graph.n_layer)).layouts
-    named = (PLAIN_LAYOUT if assignment.is_device else assignment.layout for assignment in placement.assignments)
+    placement_layouts = (
+        PLAIN_LAYOUT if assignment.is_device else assignment.layout for assignment in placement.assignments
+    )
     return tuple(
         layout if layout is not None and layout in problem.kernels.on_host(operator) else other
-        for layout, other, operator in zip(named, chosen, problem.operators, strict=True)
+        for layout, other, operator in zip(placement_layouts, chosen, problem.operators, strict=True)
     )
 
 
@@ -121,22 +123,22 @@ def seen_passes(
         return ()
     problem, placement = next(iter(sliced_parts(problem, placement).values()))  # of several devices the first
     slicer, table = slicer_of(problem, plan.workload, placement), placement.split.settings.token_assignment
-    timed = [
+    timed_blocks = [
         (block, (kind, cut))
         for block, (kind, cut) in zip(*slicer.cuts_of(placement), strict=True)
         if not kind.outputs_only and (not cut.is_whole or (table and kind.takes_n_g))
     ]
-    cut_blocks = [cut_block for _, cut_block in timed]
-    names = {problem.operators[i].name for block, _ in timed for i in block.operators}
+    cut_blocks = [cut_block for _, cut_block in timed_blocks]
+    names = {problem.operators[i].name for block, _ in timed_blocks for i in block.operators}
     seen = []
     for batch in sorted({run.batch for run in runs}):
-        ran = [run for run in runs if run.batch == batch and run.block in names and run.n_runs > 0]
-        if ran:
-            most = max(ran, key=lambda run: run.n_runs)
+        batch_runs = [run for run in runs if run.batch == batch and run.block in names and run.n_runs > 0]
+        if batch_runs:
+            most = max(batch_runs, key=lambda run: run.n_runs)
             n_tokens = max(1, round(most.n_tokens / most.n_runs))
             seen.append(
                 _with_prediction(
-                    _summed(ran, most.n_runs), cut_blocks, n_tokens, n_g_at(table, n_tokens), slicer.pricing
+                    _summed(batch_runs, most.n_runs), cut_blocks, n_tokens, n_g_at(table, n_tokens), slicer.pricing
                 )
             )
     return tuple(seen)
@@ -168,5 +170,5 @@ def _with_prediction(seen: SeenPasses, cut_blocks: CutBlocks, n_tokens: int, n_g
 
 def _cpu_beside_copies_s(times: BlockTimes, round_s: float) -> float:
     """Seconds of CC, slowed down by copies during their share of the round."""
-    copied = min(1.0, times.copy_s / round_s) if round_s > 0 else 0.0
-    return times.cpu_s * (1 + copied * (1 / times.interference.cpu_with_link - 1))
+    copied_share = min(1.0, times.copy_s / round_s) if round_s > 0 else 0.0
+    return times.cpu_s * (1 + copied_share * (1 / times.interference.cpu_with_link - 1))

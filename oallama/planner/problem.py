@@ -139,8 +139,10 @@ def costs_over(
     fastest = priced(layouts)
     if layouts is not None or stream is None or fastest.offloaded:
         return fastest
-    named = zip(problem.operators, fastest.layouts, strict=True)
-    plain = priced([PLAIN_LAYOUT if operator.role.startswith("attn_") else layout for operator, layout in named])
+    operator_layouts = zip(problem.operators, fastest.layouts, strict=True)
+    plain = priced(
+        [PLAIN_LAYOUT if operator.role.startswith("attn_") else layout for operator, layout in operator_layouts]
+    )
     on_device = (False,) * len(problem.operators)
     return min(fastest, plain, key=lambda costs: placement_seconds(costs, on_device, problem.graph.n_layer + 1))
 
@@ -185,8 +187,10 @@ def with_layouts(problem: Problem, workload: Workload, placement: Placement) -> 
     if not problem.profile.has_host_buffer or placement.stock is not None:
         return placement
     llama_uses_device = placement.llama_uses_device(problem.graph.n_layer)
-    named = costs_of(problem, workload, "mixed", llama_uses_device).layouts
-    assignments = (p._replace(layout=p.layout or other) for p, other in zip(placement.assignments, named, strict=True))
+    layouts = costs_of(problem, workload, "mixed", llama_uses_device).layouts
+    assignments = (
+        p._replace(layout=p.layout or other) for p, other in zip(placement.assignments, layouts, strict=True)
+    )
     return replace(placement, assignments=tuple(assignments))
 
 

@@ -123,14 +123,14 @@ def what_if(problem: Problem, card: Card, workload: Workload, policy: Policy | N
 def what_if_over(problem: Problem, cards: tuple[Card, ...], workload: Workload) -> WhatIf:
     """The plans of stock llama.cpp and of oallama for several cards: the fastest on one card alone or over all.
     problem: over all (problem_over)."""
-    alone = [what_if(device, card, workload) for device, card in zip(problem.devices, cards, strict=True)]
+    what_ifs = [what_if(device, card, workload) for device, card in zip(problem.devices, cards, strict=True)]
     stocks: list[tuple[VerifiedPlan, tuple[int, ...]]] = [
-        (single.stock, (number,)) for number, single in enumerate(alone)
+        (single.stock, (number,)) for number, single in enumerate(what_ifs)
     ]
     if (joint_stock := stock_over(problem, workload)) is not None:
         stocks.append((joint_stock, joint_stock.placement.devices_used))
     stock, stock_on = min(stocks, key=lambda candidate: total_s(candidate[0]))
-    bests = [(stock, stock_on), *((single.best, (number,)) for number, single in enumerate(alone))]
+    bests = [(stock, stock_on), *((single.best, (number,)) for number, single in enumerate(what_ifs))]
     with suppress(DoesNotFit):  # each of them keeps buffers of its own
         ours = decide([problem], Request(workload, ranges, quick=True))
         bests.append((ours, ours.placement.devices_used))
@@ -175,8 +175,8 @@ def pure_problems(
     header: ModelHeader, profile: Profile, options: Options, memory: Memory, routing: Routing | None = None
 ) -> Problems:
     """The problems for all attention modes, with estimated no_alloc loads."""
-    of = partial(pure_problem, header, profile, options, memory, routing=routing)
-    return Problems(AttentionRule(header.model, options), profile, of)
+    problem_for = partial(pure_problem, header, profile, options, memory, routing=routing)
+    return Problems(AttentionRule(header.model, options), profile, problem_for)
 
 
 def problem_of(

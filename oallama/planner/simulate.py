@@ -185,14 +185,14 @@ def _sliced(
     slicer = slicer_of(problem, workload, placement)
     plan = slicer.priced(*slicer.cuts_of(placement), placement.split.settings.token_assignment)
     names = [_block_name([problem.operators[i] for i in block.operators]) for block in plan.blocks]
-    inside = frozenset(i for block in plan.blocks for i in block.operators)
-    until = [0.0, *accumulate(block.inter_block_share / len(names) for block in plan.blocks)]
+    sliced_operators = frozenset(i for block in plan.blocks for i in block.operators)
+    bounds = [0.0, *accumulate(block.inter_block_share / len(names) for block in plan.blocks)]
 
     @cache
     def between(n_tokens: int) -> list[Activity]:
         """The tasks between blocks in a pass, in order."""
         costs = slicer.contexts.costs_at(n_tokens, placement.llama_uses_device(problem.graph.n_layer))
-        tasks = _pass(problem, costs, placement.on_device, placement.first_device_layer, inside)
+        tasks = _pass(problem, costs, placement.on_device, placement.first_device_layer, sliced_operators)
         return list(_in_sequence(tasks))
 
     def activities(
@@ -204,7 +204,7 @@ def _sliced(
             name = names[i]
             if kind == "inter-block":
                 yield from _scaled(
-                    between(phase_passes[number // len(names)].n_tokens), until[i], until[i + 1], start, end
+                    between(phase_passes[number // len(names)].n_tokens), bounds[i], bounds[i + 1], start, end
                 )
             elif kind == "cpu":
                 yield Activity("cpu", "slice" if block.steps or block.join_s else "operator", name, start, end)

@@ -143,17 +143,14 @@ def _swaps(moves: Sequence[_Move], remaining: int) -> Iterator[tuple[_Move, ...]
     byte that makes room for it, or that uses the room it frees, if both together save time."""
     by_worth = sorted(moves, key=lambda move: move.added_s / max(1, abs(move.added_bytes)))
     for move in moves:
-        left_then = remaining - move.added_bytes
-        if left_then >= 0 and move.added_s < 0:
+        room = remaining - move.added_bytes
+        if room >= 0 and move.added_s < 0:
             yield (move,)
         for other in by_worth:
             if (
                 move.added_s + other.added_s < 0
-                and other.added_bytes <= left_then
-                and (
-                    (other.added_bytes > 0) is (left_then >= 0)
-                    and not set(move.operators).intersection(other.operators)
-                )
+                and other.added_bytes <= room
+                and ((other.added_bytes > 0) is (room >= 0) and not set(move.operators).intersection(other.operators))
             ):
                 yield move, other
                 break

@@ -140,9 +140,9 @@ class _Splits:
             return self._placed(ranges, partial(part, quick=quick), borders)
 
         movable = len(self._borders) - (self._n_local == len(self._problem.devices))  # the last layer has a device
-        looked: set[tuple[int, ...]] = set()
-        while self._borders not in looked:
-            looked.add(self._borders)
+        visited: set[tuple[int, ...]] = set()
+        while self._borders not in visited:
+            visited.add(self._borders)
             for number in range(movable):
                 self._borders = self._moved(number, lambda borders: placed(borders, True).seconds)
         self._stride = 1

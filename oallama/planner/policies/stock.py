@@ -220,7 +220,7 @@ def most_promising(
         return replace(placement, seconds=seconds) if predicted.ttft_s <= latest_s and seconds < to_beat_s else None
 
     sizes = [replace(request, workload=replace(request.workload, n_ubatch=n), required=False) for n in n_ubatches]
-    roomy = [
+    sized_budgets = [
         (sized, budgets[0])
         for sized in (replace(request, required=False), *sizes)
         if (budgets := budgets_of(problem, sized)[0])
@@ -228,12 +228,12 @@ def most_promising(
     configurations: list[tuple[float, Request, str, Variant]] = []
     for mode in modes:
         for variant in STOCK_MODES[mode]:
-            tried = [
+            priced_requests = [
                 (placement.seconds, sized)
-                for sized, budget in roomy
+                for sized, budget in sized_budgets
                 if (placement := priced(variant, budget)) is not None
             ]
-            configurations += [(*min(tried, key=itemgetter(0)), mode, variant)] if tried else []
+            configurations += [(*min(priced_requests, key=itemgetter(0)), mode, variant)] if priced_requests else []
     verified: list[VerifiedPlan] = []
     for _, sized, mode, variant in sorted(configurations, key=itemgetter(0)):
         if len(verified) == most:

@@ -47,8 +47,10 @@ def stock_over(problem: Problem, workload: Workload) -> VerifiedPlan | None:
         layer >= bounds[0] and (layer < full or not expert)
         for layer, expert in zip(graph.operator_layer, experts, strict=True)
     )
-    able = (problem.kernels.on_device(operator) is not None for operator in operators)
-    placement = Placement.whole([is_device and can for is_device, can in zip(on_device, able, strict=True)], bounds[0])
+    computable = (problem.kernels.on_device(operator) is not None for operator in operators)
+    placement = Placement.whole(
+        [is_device and is_computable for is_device, is_computable in zip(on_device, computable, strict=True)], bounds[0]
+    )
     placement = replace(placement, stock=StockOptions(), device_layers=device_layers)
     decision = verify(problem, FIT, workload, placement)
     return decision if decision.memory.fits else None
