@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
 from math import inf
 
 from oallama.core.errors import UsageError
@@ -77,7 +76,6 @@ class SliceSearch:
         self._slicer = cache(budget.slicer(budget.request.workload, streams=streams, hot=hot).varied)
         ahead = streams and budget.request.rules.prefetch == "ahead" and not problem.profile.is_blocking
         self._n_slots = N_SLOTS if ahead else (1,)  # a second slot gains only if copies run ahead
-        self.has_hot = False  # whether the last yielded placement has hot experts
 
     def best(self) -> Iterator[Placement]:
         """Yield the placement with the least predicted time in the budget, if anything fits it."""
@@ -111,7 +109,6 @@ class SliceSearch:
         if n_ubatch != requested:
             change = f"lowered from {requested} to {n_ubatch} tokens"
             notes = (*notes, f"micro-batch {change} to leave room for slices")
-        self.has_hot = placement.split.hot_bytes > 0
         yield replace(placement, notes=(*notes, *hot_notes(plan)), n_ubatch=n_ubatch)
 
     def _trials_on_cpu(self, trials: list[Trial]) -> Iterator[Trial]:
@@ -324,15 +321,7 @@ def experts(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
 
 
 def most_choices(problem: Problem, budget: MemoryBudget) -> Iterator[Placement]:
-    """Propose with hot experts if the model may have them, else as scheinfer: the policy with the most options."""
-    hot = not hot_fault(problem)
-    searches = _searches(problem, budget) if hot else (SliceSearch(problem, budget, streams=True, hot=False),)
-    return chain.from_iterable(search.best() for search in searches)
-
-
-def _searches(problem: Problem, budget: MemoryBudget) -> Iterator[SliceSearch]:
-    """Yield the search with hot experts; if it finds none, also the one without, which finds better slices."""
-    search = SliceSearch(problem, budget, streams=True, hot=True)
-    yield search
-    if not search.has_hot:
-        yield SliceSearch(problem, budget, streams=True, hot=False)
+    """Propose with hot experts if the model may have them, and as scheinfer, which finds better slices: the policy with
+    the most options."""
+    for hot in (False,) if hot_fault(problem) else (True, False):
+        yield from SliceSearch(problem, budget, streams=True, hot=hot).best()
