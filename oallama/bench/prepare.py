@@ -15,6 +15,7 @@ from oallama.placer import Placer
 from oallama.placer.stock import memory_cap, stock_load
 
 CONTEXT_STEP = 256  # llama.cpp pads the KV cache to it
+REQUEST_TOKENS = 2  # of a request beside the test: a prompt has one at least, and an answer one that is not timed
 
 
 def bench_tests(
@@ -43,18 +44,23 @@ def setting_of(placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_B
     return Setting(load, memory_cap(placer, load), **others)
 
 
-def shared_setting(placer: Placer, tests: Sequence[BenchTest], cpus: tuple[int, ...] = ()) -> Setting:
+def shared_setting(
+    placer: Placer, tests: Sequence[BenchTest], cpus: tuple[int, ...] = (), n_parallel: int = 1
+) -> Setting:
     """The setting that all arms share, from the placer's options. Without -c the context holds the longest prompt,
-    generation and depth of the tests together, for which plans are made.
+    generation and depth of the tests together, of n_parallel requests at once, for which plans are made.
 
     Raises UsageError for a context that is too short, and for cpus that the device needs.
     """
     options = placer.options
-    needed = sum(max(count) for count in zip(*((t.n_prompt, t.n_gen, t.n_depth) for t in tests), strict=True))
+    longest = sum(max(count) for count in zip(*((t.n_prompt, t.n_gen, t.n_depth) for t in tests), strict=True))
+    needed = longest if n_parallel == 1 else n_parallel * (longest + REQUEST_TOKENS)
     n_ctx = options.n_ctx or -(-needed // CONTEXT_STEP) * CONTEXT_STEP
     if n_ctx < needed:
+        of_requests = f" of {n_parallel} requests" if n_parallel > 1 else ""
         raise UsageError(
-            f"-c {n_ctx} cannot hold the {needed} tokens of the longest prompt, generation and depth; raise it"
+            f"-c {n_ctx} cannot hold the {needed} tokens of the longest prompt, generation and depth{of_requests}; "
+            "raise it"
         )
     emulated = placer.device.emulated
     if emulated is not None and emulated.cpus in cpus:

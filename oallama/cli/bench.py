@@ -305,7 +305,7 @@ def command(
     placer = Placer.of_file(model, options, profile)
     check_core(placer.device)
     note_unused(placer)
-    setting = shared_setting(placer, tests, cpus or ())
+    setting = shared_setting(placer, tests, cpus or (), requests.n_parallel)
     auto = partial(tuned_arm, refresh=refresh_gate) if gate else None
     with turn_bar(progress) as shown:
         step = DecodeStep(requests.n_parallel, n_slots=requests.n_parallel)

@@ -31,7 +31,7 @@ from oallama.bench.prepare import shared_setting
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Setting
 from oallama.bench.verify import configuration, problems
-from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError
+from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError, UsageError
 from oallama.core.types import Attention, Operator, StockOptions
 from oallama.device.load_params import LoadSettings
 from oallama.device.opening import list_devices
@@ -220,6 +220,13 @@ def with_profile(model: Path, **options: Any) -> Placer:
 
 def maker_of(placer: Placer, *tests: BenchTest) -> ArmMaker:
     return ArmMaker(placer, shared_setting(placer, tests), tests)
+
+
+def test_the_context_holds_all_requests(model: Path) -> None:
+    placer, tests = Placer.load(model, device="none", threads=1), (BenchTest(0, 48),)
+    assert [shared_setting(placer, tests, n_parallel=n).load.n_ctx for n in (1, 5, 8)] == [256, 256, 512]
+    with pytest.raises(UsageError, match="400 tokens of the longest prompt, generation and depth of 8 requests"):
+        shared_setting(Placer.load(model, device="none", n_ctx=384), tests, n_parallel=8)
 
 
 def test_the_best_ncmoe_keeps_to_the_cap(moe: Path) -> None:
