@@ -86,8 +86,8 @@ def alone_and_beside(
     for mode in rule.modes(placer.profile(), workload):
         placer.no_alloc_loads.begin_on_host(workload, rule.attention(mode))
     request = Request(workload, cpu)
-    alone = decide(placer.problems.worth_planning(request), request)
-    return alone, beside_each(placer, placer.problem("on"), rows, workload, policy)
+    cpu_decision = decide(placer.problems.worth_planning(request), request)
+    return cpu_decision, beside_each(placer, placer.problem("on"), rows, workload, policy)
 
 
 def beside_each(
@@ -99,17 +99,17 @@ def beside_each(
     host = _on_host(placer, workload)
 
     def problem_with(card: Card) -> Problem:
-        own = with_card(placer.profile(), card, model, operators, kv=placer.attention_rule.attention("on"))
+        card_profile = with_card(placer.profile(), card, model, operators, kv=placer.attention_rule.attention("on"))
         no_alloc_load = counted_load_of(host, operators, model.n_layer, card.memory_bytes)
         return replace(
-            of_cpu, profile=with_attention(own, "on"), no_alloc_load=no_alloc_load, vram=None, gpu_weights=None
+            of_cpu, profile=with_attention(card_profile, "on"), no_alloc_load=no_alloc_load, vram=None, gpu_weights=None
         )
 
     def row_of(cards: tuple[Card, ...]) -> WhatIf:
         if len(cards) == 1:
             return what_if(problem_with(cards[0]), cards[0], workload, policy_named(policy))
-        each = [replace(problem_with(card), vram=card.memory_bytes) for card in cards]
-        return what_if_over(problem_over(each, host), cards, workload)
+        card_problems = [replace(problem_with(card), vram=card.memory_bytes) for card in cards]
+        return what_if_over(problem_over(card_problems, host), cards, workload)
 
     return map(row_of, rows)
 

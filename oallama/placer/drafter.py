@@ -86,7 +86,7 @@ class DraftModel:
         self.placer = type(placer).of_file(path, options)
         check_same_vocabulary(placer.model.path, path)
         self.flags: tuple[str, ...] = ("-md", path)
-        self._on_device, self._of = placer.has_device, placer
+        self._on_device, self._target = placer.has_device, placer
         self.least_bytes = sum(operator.bytes for operator in self.placer.operators) if self._on_device else 0
         self._problem = cache(lambda flash_attn: self.placer.problem(flash_attn))
 
@@ -100,7 +100,7 @@ class DraftModel:
 
     @cached_property
     def acceptance(self) -> Acceptance:
-        return read_acceptance(self._of.model.fingerprint, self.placer.model.fingerprint)
+        return read_acceptance(self._target.model.fingerprint, self.placer.model.fingerprint)
 
     @cached_property
     def _placed(self) -> Placement:
@@ -120,7 +120,7 @@ class DraftModel:
         return self.needs(workload, attention)[1]
 
     def draft(self, plan: Plan, accepted: Sequence[float]) -> Draft:
-        on_host, on_device = self.needs(plan.workload, self._of.attention_for(plan))
+        on_host, on_device = self.needs(plan.workload, self._target.attention_for(plan))
         path = self.placer.model.path
         return Draft("draft-simple", len(accepted), path, self._on_device, on_device, on_host, tuple(accepted))
 
@@ -155,22 +155,31 @@ class MtpBlock:
         options = Options(device=str(placer.device), threads=placer.threads, n_ctx=placer.options.n_ctx)
         names = [tensor.name for tensor in block.tensors]
         self.placer = type(placer)(model, operators(block), names, options)
-        self._of, self._shares_output = placer, not any("shared_head_head" in tensor.name for tensor in gguf.tensors)
+        self._target, self._shares_output = (
+            placer,
+            not any("shared_head_head" in tensor.name for tensor in gguf.tensors),
+        )
         self._problem = cache(lambda flash_attn: self.placer.problem(flash_attn))
 
     @cached_property
     def acceptance(self) -> Acceptance:
-        return read_acceptance(self._of.model.fingerprint, self.placer.model.fingerprint)
+        return read_acceptance(self._target.model.fingerprint, self.placer.model.fingerprint)
 
     def reserves(self, workload: Workload, attention: Attention) -> int:
         return 0
 
     def draft(self, plan: Plan, accepted: Sequence[float]) -> Draft:
-        loads, attention, placement = self._of.no_alloc_loads, self._of.attention_for(plan), self._of.placed(plan)
-        without = replace(plan.workload, step=replace(plan.workload.step, n_draft=0, mtp=False))
-        with_it, beside = (loads.sides(workload, placement, attention) for workload in (plan.workload, without))
-        on_host, on_device = (max(0, a - b) for a, b in zip(with_it, beside, strict=True))
-        is_there = Beside.of(self._of, plan).block
+        loads, attention, placement = (
+            self._target.no_alloc_loads,
+            self._target.attention_for(plan),
+            self._target.placed(plan),
+        )
+        without_drafts = replace(plan.workload, step=replace(plan.workload.step, n_draft=0, mtp=False))
+        with_block, without_block = (
+            loads.sides(workload, placement, attention) for workload in (plan.workload, without_drafts)
+        )
+        on_host, on_device = (max(0, a - b) for a, b in zip(with_block, without_block, strict=True))
+        is_there = Beside.of(self._target, plan).block
         return Draft("draft-mtp", len(accepted), "", is_there, on_device, on_host, tuple(accepted))
 
     def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
@@ -184,9 +193,9 @@ class MtpBlock:
 
         def seconds(n_tokens: int, logits: bool) -> float:
             """Seconds of a pass over n_tokens tokens of each request."""
-            at = replace(workload, step=replace(step, n_draft=n_tokens - 1))
-            whole_s = price(problem, at, placement).tpot_s
-            return whole_s if logits else whole_s - self._output_s(problem, at, placement)
+            pass_workload = replace(workload, step=replace(step, n_draft=n_tokens - 1))
+            whole_s = price(problem, pass_workload, placement).tpot_s
+            return whole_s if logits else whole_s - self._output_s(problem, pass_workload, placement)
 
         batch = min(workload.n_prompt, workload.largest_batch)
         prompt_s = seconds(max(1, batch // step.n_parallel), False) * workload.n_prompt / batch
@@ -227,22 +236,22 @@ def planned_with_drafts(
     plain = plan(placer, workload)
     beside = placer_beside(placer, drafter.reserves(workload, placer.attention_for(plain)), plain.memory.limit)
 
-    def with_step(n_draft: int, on: Plan) -> Workload:
-        step = drafter.step(workload, accepted[:n_draft], Beside.of(placer, on))
-        return replace(workload, step=step, n_ubatch=on.workload.n_ubatch)
+    def with_step(n_draft: int, base: Plan) -> Workload:
+        step = drafter.step(workload, accepted[:n_draft], Beside.of(placer, base))
+        return replace(workload, step=step, n_ubatch=base.workload.n_ubatch)
 
-    made: dict[int, Plan] = {}
-    now, n_draft = plain, min(2, len(accepted))
-    while n_draft not in made:
-        now = plan(beside, replace(with_step(n_draft, now), n_ubatch=workload.n_ubatch))
-        known = with_step(n_draft, now)  # the drafter may be elsewhere than beside the plan before
-        made[n_draft] = now = replace(now, workload=known, predicted=beside.price(now, known))
-        seconds = {n: beside.price(now, with_step(n, now)).total_s for n in range(1, len(accepted) + 1)}
+    plans: dict[int, Plan] = {}
+    current, n_draft = plain, min(2, len(accepted))
+    while n_draft not in plans:
+        current = plan(beside, replace(with_step(n_draft, current), n_ubatch=workload.n_ubatch))
+        with_drafts = with_step(n_draft, current)  # the drafter may be elsewhere than beside the plan before
+        plans[n_draft] = current = replace(current, workload=with_drafts, predicted=beside.price(current, with_drafts))
+        seconds = {n: beside.price(current, with_step(n, current)).total_s for n in range(1, len(accepted) + 1)}
         n_draft = min(seconds, key=lambda n: seconds[n])
-    best = min(made, key=lambda n: _total_s(made[n]))
-    if _total_s(made[best]) >= _total_s(plain):
+    best = min(plans, key=lambda n: _total_s(plans[n]))
+    if _total_s(plans[best]) >= _total_s(plain):
         return replace(plain, notes=(*plain.notes, "no drafts: they are predicted to cost more than they save"))
-    draft = drafter.draft(made[best], accepted[:best])
+    draft = drafter.draft(plans[best], accepted[:best])
     side, n_steps = "on the device" if draft.on_device else "on the CPU", drafter.acceptance.n_steps
     source = f"measured in {n_steps} steps" if n_steps >= ENOUGH_STEPS else "published rates; none measured here yet"
     note = (
@@ -250,7 +259,7 @@ def planned_with_drafts(
         f"{format_bytes(draft.device_bytes or draft.host_bytes)} {side}; {sum(draft.accepted):.2f} expected to be "
         f"accepted ({source})"
     )
-    return replace(made[best], draft=draft, notes=(*made[best].notes, note))
+    return replace(plans[best], draft=draft, notes=(*plans[best].notes, note))
 
 
 def _total_s(plan: Plan) -> float:
@@ -273,8 +282,8 @@ def placer_beside(placer: Placer, n_bytes: int, limit: int) -> Placer:
 def check_room(placer: Placer, n_bytes: int, limit: int) -> None:
     """Raises DraftDoesNotFit if a draft model takes all usable memory of the device."""
     if n_bytes and n_bytes >= limit:
-        said = "the draft model", "use a smaller one, or a shorter context (-c)"
-        raise DraftDoesNotFit(n_bytes, limit, str(placer.device), *said)
+        advice = "the draft model", "use a smaller one, or a shorter context (-c)"
+        raise DraftDoesNotFit(n_bytes, limit, str(placer.device), *advice)
 
 
 def beside_drafts(
@@ -300,14 +309,14 @@ def draft_fingerprint(model: ModelInfo, draft: Draft | None) -> str | None:
 def check_same_vocabulary(path: str, draft_path: str) -> None:
     """Raises UsageError if llama.cpp would refuse the pair of models, ModelFileError."""
     kinds, tokens = [], []
-    for metadata in (read_gguf(each).metadata for each in (path, draft_path)):
+    for metadata in (read_gguf(model_path).metadata for model_path in (path, draft_path)):
         kinds.append(metadata.get("tokenizer.ggml.model"))
-        found = metadata.get("tokenizer.ggml.tokens")
-        tokens.append(list(found.raw_strings()) if isinstance(found, GgufArray) else [])
-    apart = abs(len(tokens[0]) - len(tokens[1])) > MOST_VOCABULARY_DIFFERENCE
+        tokens_array = metadata.get("tokenizer.ggml.tokens")
+        tokens.append(list(tokens_array.raw_strings()) if isinstance(tokens_array, GgufArray) else [])
+    sizes_differ = abs(len(tokens[0]) - len(tokens[1])) > MOST_VOCABULARY_DIFFERENCE
     n = min(map(len, tokens))
     alike = tokens[0][FIRST_COMPARED_TOKEN:n] == tokens[1][FIRST_COMPARED_TOKEN:n]
-    if kinds[0] != kinds[1] or apart or not alike:
+    if kinds[0] != kinds[1] or sizes_differ or not alike:
         raise UsageError(
             f"the draft model {draft_path} has another vocabulary than {path}; use a smaller model of the same family"
         )

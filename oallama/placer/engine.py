@@ -43,15 +43,15 @@ class EngineOptions:
 def with_repeated_drafts(placer: Placer, plan: Plan, options: Sequence[str]) -> Plan:
     """The plan with memory for the logits of drafts of repeated text: its own, or those that checked options of
     llama-server request. Raises UsageError if the plan leaves the device no room for them, and as a no_alloc load."""
-    own = plan.draft.n_draft if plan.draft is not None and plan.draft.kind == NGRAM.kind else 0
-    n_draft = max(own, repeated_drafts(options))
-    found = placer.with_outputs(plan, max(plan.workload.n_outputs, n_draft + 1)) if n_draft else plan
-    if found is None:
+    n_own_drafts = plan.draft.n_draft if plan.draft is not None and plan.draft.kind == NGRAM.kind else 0
+    n_draft = max(n_own_drafts, repeated_drafts(options))
+    plan_with_drafts = placer.with_outputs(plan, max(plan.workload.n_outputs, n_draft + 1)) if n_draft else plan
+    if plan_with_drafts is None:
         raise UsageError(
             f"the plan leaves {plan.device} no room for the logits of {n_draft} drafts; plan with --spec ngram, or "
             "leave --spec-type out"
         )
-    return found
+    return plan_with_drafts
 
 
 def open_engine(
@@ -59,7 +59,7 @@ def open_engine(
 ) -> Engine:
     """Start llama-server with a plan, under the placer's options. on_expert_counts: as in Engine. Raises as
     Placer.engine."""
-    more = checked_options(options.server_options)
+    server_options = checked_options(options.server_options)
     model, operators = placer.model, placer.operators
     placer.placed(plan)  # raises for another model's plan
     plan = placer.as_asked(plan)
@@ -71,19 +71,19 @@ def open_engine(
     chats = options.chats and model.chat_template is not None  # else llama-server would use a default template
     program = find_program(os.environ.get(PROGRAM_VARIABLE) or None)
     embedding = None if options.interactive or options.once else placer.with_outputs(plan, 0)
-    plan = embedding or with_repeated_drafts(placer, plan, more)
+    plan = embedding or with_repeated_drafts(placer, plan, server_options)
     needs = placer.load_needs(plan)
     named, warnings = served_plan(plan, operators, "none" if spec.is_none else str(placer.found_device), counts)
     check_device(plan, named.device, spec)
 
-    def started(address: Address, folder: Path) -> Launch:
+    def launch_server(address: Address, folder: Path) -> Launch:
         n_batch = placer.options.n_batch or (None if options.interactive else plan.workload.n_ubatch)
         settings = ServerSettings(
             address, 1, placer.threads, n_batch, Path(model.path).name, POOLING if embedding else None,
-            cache_mib=0, chats=chats, shown=False, goes_back=not options.once, more=more, projector=options.mmproj,
-            projector_on_device=options.mmproj_offload,
+            cache_mib=0, chats=chats, shown=False, goes_back=not options.once, more=server_options,
+            projector=options.mmproj, projector_on_device=options.mmproj_offload,
         )  # fmt: skip
         names = placer.tensor_names
         return launch(program, named, operators, model.n_layer, names, settings, folder, os.environ, counts)
 
-    return Engine(model, named, operators, started, needs, warnings, on_expert_counts, chats)
+    return Engine(model, named, operators, launch_server, needs, warnings, on_expert_counts, chats)

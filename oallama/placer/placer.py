@@ -84,8 +84,14 @@ class Placer(ModelOnDevice):
             raise UsageError(f"the profile must be a Profile or its path, not {type(profile).__name__}")
         device = str(device) if isinstance(device, DeviceSpec) else device
         size = str(vram) if isinstance(vram, Real) else vram  # so that 6 is refused as "6" is
-        asked = {"device": device, "vram": size, "vram_fill": vram_fill, "gpu_weights": gpu_weights, "threads": threads}
-        return cls.of_file(gguf_path, Options.given(**asked, **options), profile)
+        requested = {
+            "device": device,
+            "vram": size,
+            "vram_fill": vram_fill,
+            "gpu_weights": gpu_weights,
+            "threads": threads,
+        }
+        return cls.of_file(gguf_path, Options.given(**requested, **options), profile)
 
     @classmethod
     def of_file(
@@ -104,14 +110,14 @@ class Placer(ModelOnDevice):
 
         gguf = read_gguf(gguf_path)
         names = [tensor.name for tensor in gguf.tensors]
-        given = read_profile(Path(profile)) if isinstance(profile, str | os.PathLike) else profile
-        return cls(model_info(gguf), operators(gguf), names, options, given, no_alloc_loader)
+        given_profile = read_profile(Path(profile)) if isinstance(profile, str | os.PathLike) else profile
+        return cls(model_info(gguf), operators(gguf), names, options, given_profile, no_alloc_loader)
 
     def __repr__(self) -> str:
-        model, asked = self.model, self.options
-        cap = "" if asked.vram is None else f", vram {format_bytes(asked.vram)}"
-        what = f"{model.arch}, {model.n_layer} layers, {format_bytes(model.file_bytes)}"
-        return f"<Placer of {Path(model.path).name} ({what}) on {self.device}{cap}>"
+        model, options = self.model, self.options
+        cap = "" if options.vram is None else f", vram {format_bytes(options.vram)}"
+        description = f"{model.arch}, {model.n_layer} layers, {format_bytes(model.file_bytes)}"
+        return f"<Placer of {Path(model.path).name} ({description}) on {self.device}{cap}>"
 
     def plan(
         self,
@@ -171,8 +177,8 @@ class Placer(ModelOnDevice):
             return plan_over_devices(self, request, planned)
         problems = self.problems  # measured before a process of loads is there
         with self.no_alloc_loads.together():
-            found = plan(problems, request)
-        return checked(self, found)
+            best_plan = plan(problems, request)
+        return checked(self, best_plan)
 
     def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
         """The affinity of each operator, best rank first: the rows of search_report (placer/report.py), with the same
@@ -184,9 +190,9 @@ class Placer(ModelOnDevice):
 
         Raises the same as simulate.
         """
-        on = self.on_devices_of(plan)
-        problem = on.problem_for(plan)
-        return price(problem, workload or plan.workload, on.placed_on(plan, problem))
+        target = self.on_devices_of(plan)
+        problem = target.problem_for(plan)
+        return price(problem, workload or plan.workload, target.placed_on(plan, problem))
 
     def simulate(self, plan: Plan, workload: Workload | None = None, machine: Machine | None = None) -> Simulation:
         """Simulate what the streams of a machine do while the plan runs (planner/simulate.py). workload: None:
@@ -195,10 +201,10 @@ class Placer(ModelOnDevice):
         Raises PlanError for a plan of another model or device, ProfileError.
         """
         plan.check(self.model, self.operators)  # before anything is measured
-        on = self.on_devices_of(plan)
-        on.check_one_device("a simulation")
-        problem = on.problem_for(plan) if machine is None else problem_on(on, machine)
-        return simulate(problem, workload or plan.workload, on.placed_on(plan, problem))
+        target = self.on_devices_of(plan)
+        target.check_one_device("a simulation")
+        problem = target.problem_for(plan) if machine is None else problem_on(target, machine)
+        return simulate(problem, workload or plan.workload, target.placed_on(plan, problem))
 
     def expected(self, plan: Plan, n_prompt: int, n_gen: int, n_past: int = 0) -> Predicted | None:
         """Predicted times of a plan for this prompt and generation, after n_past tokens. None without a prediction in
@@ -209,11 +215,11 @@ class Placer(ModelOnDevice):
 
     def token_seconds(self, plan: Plan, depth: int) -> float | None:
         """Predicted seconds of one token at context depth `depth` (planner/explain.py). None as in expected."""
-        on = self.on_devices_of(plan)
-        if plan.predicted is None or on._profile is None or on.members:
+        target = self.on_devices_of(plan)
+        if plan.predicted is None or target._profile is None or target.members:
             return None
-        flash_attn = on.attention_for(plan).flash_attn
-        return token_seconds(on._profile, flash_attn, self.model.n_layer, plan, depth)
+        flash_attn = target.attention_for(plan).flash_attn
+        return token_seconds(target._profile, flash_attn, self.model.n_layer, plan, depth)
 
     def engine(
         self, plan: Plan, *, on_expert_counts: Callable[[ExpertCounts], None] | None = None, **options: Any
@@ -237,10 +243,12 @@ class Placer(ModelOnDevice):
         changes = {name: value for name, value in options.items() if name not in engine_options}
         placer = self.on_devices_of(plan)
         if changes:
-            changed = replace(placer.options, **{"device": str(placer.device), "threads": placer.threads, **changes})
-            placer = type(self)(self.model, self.operators, self.tensor_names, changed)
-        started = EngineOptions(**{name: value for name, value in options.items() if name in engine_options})
-        return open_engine(placer, plan, started, on_expert_counts)
+            changed_options = replace(
+                placer.options, **{"device": str(placer.device), "threads": placer.threads, **changes}
+            )
+            placer = type(self)(self.model, self.operators, self.tensor_names, changed_options)
+        engine_settings = EngineOptions(**{name: value for name, value in options.items() if name in engine_options})
+        return open_engine(placer, plan, engine_settings, on_expert_counts)
 
     def keep_drafts(self, plan: Plan, seen: Acceptance | None) -> None:
         """Keep the acceptance of a plan's drafts for later plans. Raises ProfileError if the cache cannot be written,
@@ -266,9 +274,9 @@ class Placer(ModelOnDevice):
         if plan.device == "none":
             return replace(plan, workload=workload)
         placement, attention = self.placed(plan), self.attention_for(plan)
-        _, before = self.no_alloc_loads.sides(plan.workload, placement, attention)
-        _, after = self.no_alloc_loads.sides(workload, placement, attention)
-        n_bytes, memory = after - before, plan.memory
+        _, bytes_before = self.no_alloc_loads.sides(plan.workload, placement, attention)
+        _, bytes_after = self.no_alloc_loads.sides(workload, placement, attention)
+        n_bytes, memory = bytes_after - bytes_before, plan.memory
         if n_bytes > max(0, memory.spare):
             return None
         memory = replace(memory, compute=memory.compute + n_bytes, spare=memory.spare - n_bytes)
@@ -282,9 +290,11 @@ class Placer(ModelOnDevice):
         workload, placement, attention = plan.workload, self.placed(plan), self.attention_for(plan)
         on_host, on_device = self.no_alloc_loads.sides(workload, placement, attention)
         self.no_alloc_loads.check_host(workload, placement, attention)
-        own = self.device.kind in ("auto", "ggml") and not self.members
+        is_local_gpu = self.device.kind in ("auto", "ggml") and not self.members
         return LoadNeeds(
-            on_device, on_host, self.no_alloc_loads.taken(workload, placement, attention).device_free if own else 0
+            on_device,
+            on_host,
+            self.no_alloc_loads.taken(workload, placement, attention).device_free if is_local_gpu else 0,
         )
 
     def llama(self, plan: Plan, **arguments: Any) -> PlacedLlama:
@@ -297,10 +307,10 @@ class Placer(ModelOnDevice):
         """
         from oallama.run.load import load_placed
 
-        on = self.on_devices_of(plan)
+        target = self.on_devices_of(plan)
         changes = {ours: arguments.pop(name) for name, ours in LLAMA_OPTIONS.items() if name in arguments}
         _check_arguments(arguments)
-        options, memory_known = on._load_options(plan, changes)
+        options, memory_known = target._load_options(plan, changes)
         return load_placed(
             self.model,
             plan,
@@ -320,13 +330,18 @@ class Placer(ModelOnDevice):
         """The placer on those of its devices that the plan uses."""
         if not self.members or plan.device == "none":
             return self
-        used = parse_device(plan.device).each
-        if len(used) == len(self.members):
+        used_devices = parse_device(plan.device).each
+        if len(used_devices) == len(self.members):
             return self
-        own = {member.device.measured: member for member in self.members}
-        if len(used) == 1 and used[0].measured in own:
-            return own[used[0].measured]
-        return self.on_devices([str(own[one.measured].device if one.measured in own else one) for one in used])
+        member_by_name = {member.device.measured: member for member in self.members}
+        if len(used_devices) == 1 and used_devices[0].measured in member_by_name:
+            return member_by_name[used_devices[0].measured]
+        return self.on_devices(
+            [
+                str(member_by_name[device.measured].device if device.measured in member_by_name else device)
+                for device in used_devices
+            ]
+        )
 
     def alone_on(self, device: str) -> Placer:
         """The placer on the one of several devices with this text; "": on all."""
@@ -337,17 +352,17 @@ class Placer(ModelOnDevice):
         has no --vram."""
         vram = {str(member.device): member.options.vram for member in self.members}
         sizes = [size for device in devices if (size := vram.get(device)) is not None]
-        first, others = (sizes[0], sizes[1:]) if len(sizes) == len(devices) else (None, [])
+        first_size, other_sizes = (sizes[0], sizes[1:]) if len(sizes) == len(devices) else (None, [])
         options = replace(
-            self.options, device=",".join(devices), threads=self.threads, vram=first, other_vram=tuple(others)
+            self.options, device=",".join(devices), threads=self.threads, vram=first_size, other_vram=tuple(other_sizes)
         )  # fmt: skip
         return type(self)(self.model, self.operators, self.tensor_names, options)
 
     def _load_options(self, plan: Plan, changes: Mapping[str, Any]) -> tuple[Options, bool]:
         """Options for a load under the plan, and whether a no_alloc load verified it. Raises the same as engine."""
         placement, attention = self.placed(plan), self.attention_for(plan)
-        asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
-        options = replace(self.options, **asked)
+        requested = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
+        options = replace(self.options, **requested)
         as_planned = options.n_batch is None and not changes
         return options, as_planned and self.no_alloc_loads.has(load_as_asked(plan, options), placement, attention)
 
@@ -362,16 +377,16 @@ class Placer(ModelOnDevice):
         from oallama.run.prompt import likely_tokens, prompt_for
 
         check_type("prompt", prompt, str)
-        asked = prompt_for(self.model, prompt, None, system)
+        prepared_prompt = prompt_for(self.model, prompt, None, system)
         n_gen = DEFAULT_TOKENS if max_tokens is None else max(max_tokens, 0)
-        workload = self.workload(likely_tokens(self.model.path, asked, self.options.n_ctx, n_gen), n_gen)
+        workload = self.workload(likely_tokens(self.model.path, prepared_prompt, self.options.n_ctx, n_gen), n_gen)
         if not self.has_device:
             plan = self.plan("cpu", workload=workload, measure=False)
         else:
-            found = tuned_plan(self, in_tuned_context(self, workload))
-            plan = self.plan(workload=workload) if found is None else found.plan
-        with self.engine(plan, chats=asked.chats, once=True) as engine:
-            return asked.generate(engine, max_tokens, **sampling)
+            tuned = tuned_plan(self, in_tuned_context(self, workload))
+            plan = self.plan(workload=workload) if tuned is None else tuned.plan
+        with self.engine(plan, chats=prepared_prompt.chats, once=True) as engine:
+            return prepared_prompt.generate(engine, max_tokens, **sampling)
 
 
 LLAMA_OPTIONS = {"n_ctx": "n_ctx", "n_batch": "n_batch", "n_ubatch": "n_ubatch", "n_threads": "threads"}
@@ -392,8 +407,8 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
     for name in arguments:
         if name in DECIDED:
             raise UsageError(f"the plan and Placer.load set {name}; omit it")
-    known = inspect.signature(load_bridge().libraries.llama_cpp.Llama).parameters
-    check_names(arguments, [name for name in known if name not in DECIDED and name != "kwargs"], "Llama argument")
+    parameters = inspect.signature(load_bridge().libraries.llama_cpp.Llama).parameters
+    check_names(arguments, [name for name in parameters if name not in DECIDED and name != "kwargs"], "Llama argument")
 
 
 def load_as_asked(plan: Plan, options: Options) -> Workload:

@@ -38,16 +38,16 @@ class Given:
     stock: StockOptions | None = None
     device_layers: tuple[int, ...] = ()
 
-    def placement(self, on: ModelOnDevice) -> Placement:
+    def placement(self, target: ModelOnDevice) -> Placement:
         """Raises UsageError for invalid values."""
         if not self.device_layers:
-            on.check_one_device("-ngl" if self.name == "layers" else "this placement")
-        placement = placed_as_named(on.model, on.operators, self.on_device, self.gpu_layers)
+            target.check_one_device("-ngl" if self.name == "layers" else "this placement")
+        placement = placed_as_named(target.model, target.operators, self.on_device, self.gpu_layers)
         return replace(placement, stock=self.stock, device_layers=self.device_layers)
 
-    def policy(self, on: ModelOnDevice) -> Policy:
+    def policy(self, target: ModelOnDevice) -> Policy:
         """Raises UsageError for invalid values."""
-        placement = self.placement(on)
+        placement = self.placement(target)
 
         def place(problem: Problem, request: Request) -> VerifiedPlan:
             return verify(problem, self.name, request.workload, placement)
@@ -57,7 +57,7 @@ class Given:
 
 
 def unmeasured_plan(
-    on: ModelOnDevice,
+    target: ModelOnDevice,
     policy: str | Policy | Given,
     workload: Workload,
     attention_passes: Sequence[Pass] | None = None,
@@ -66,48 +66,60 @@ def unmeasured_plan(
     """Make a plan without a profile, which predicts nothing; see Placer.plan. stock_attention: llama.cpp chooses flash
     attention unless the user did. Raises UsageError for a policy that needs times."""
     given = policy if isinstance(policy, Given) else None
-    asked = None if isinstance(policy, Given) else policy_named(policy)
-    if given is None and (asked is None or asked.uses_device):
+    named_policy = None if isinstance(policy, Given) else policy_named(policy)
+    if given is None and (named_policy is None or named_policy.uses_device):
         raise UsageError("without measuring, only policy cpu and given placements can be planned")
-    placement = (given or Given((), 0)).placement(on)
+    placement = (given or Given((), 0)).placement(target)
     is_stock = stock_attention or placement.stock is not None
-    mode = on.options.flash_attn if is_stock else on.unmeasured_attention(workload, attention_passes)
-    attention = on.attention_rule.attention(mode)
-    taken = on.no_alloc_loads.taken(workload, placement, attention)
+    mode = target.options.flash_attn if is_stock else target.unmeasured_attention(workload, attention_passes)
+    attention = target.attention_rule.attention(mode)
+    load_bytes = target.no_alloc_loads.taken(workload, placement, attention)
     if given is None:
-        on.no_alloc_loads.check_host(workload, placement, attention)
-        return replace(unmeasured_cpu_record(on.model, on.operators, workload, taken.weights_host), attention=attention)
-    if taken.devices:
-        each = zip(on.members, taken.devices, strict=True)
-        memory = summed(tuple(unmeasured_memory(member, own) for member, own in each), taken.weights_host)
+        target.no_alloc_loads.check_host(workload, placement, attention)
+        return replace(
+            unmeasured_cpu_record(target.model, target.operators, workload, load_bytes.weights_host),
+            attention=attention,
+        )
+    if load_bytes.devices:
+        member_loads = zip(target.members, load_bytes.devices, strict=True)
+        memory = summed(
+            tuple(unmeasured_memory(member, load) for member, load in member_loads), load_bytes.weights_host
+        )
     else:
-        memory = unmeasured_memory(on, taken)
-    plan = unmeasured_record(on.model, on.operators, workload, placement, memory, given.name, str(on.device))
+        memory = unmeasured_memory(target, load_bytes)
+    plan = unmeasured_record(
+        target.model, target.operators, workload, placement, memory, given.name, str(target.device)
+    )
     return replace(plan, attention=attention)
 
 
-def unmeasured_memory(on: ModelOnDevice, taken: LoadBytes) -> MemoryBreakdown:
+def unmeasured_memory(target: ModelOnDevice, load_bytes: LoadBytes) -> MemoryBreakdown:
     """The memory breakdown of a load on one device."""
-    capacity = taken.device_free if on.options.vram is None else on.options.vram
+    capacity = load_bytes.device_free if target.options.vram is None else target.options.vram
     return memory_breakdown(
-        capacity, on.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
+        capacity,
+        target.options.vram_fill,
+        load_bytes.weights_gpu,
+        load_bytes.weights_host,
+        load_bytes.kv,
+        load_bytes.compute,
     )
 
 
-def checked(on: ModelOnDevice, plan: Plan) -> Plan:
+def checked(target: ModelOnDevice, plan: Plan) -> Plan:
     """A plan of the planner, for this machine. Raises DoesNotFit if the host's memory does not hold it."""
     from oallama.profile.machine import fingerprint_key
 
-    placement = placed_by_plan(on.model.n_layer, on.operators, plan)
-    on.no_alloc_loads.check_host(plan.workload, placement, on.attention_for(plan))
+    placement = placed_by_plan(target.model.n_layer, target.operators, plan)
+    target.no_alloc_loads.check_host(plan.workload, placement, target.attention_for(plan))
     return replace(
-        plan, machine_fingerprint=fingerprint_key(on.profile().fingerprint), notes=with_doubt(on, plan.notes),
-        device=str(on.device) if placement.uses_device(on.model.n_layer) else "none",
+        plan, machine_fingerprint=fingerprint_key(target.profile().fingerprint), notes=with_doubt(target, plan.notes),
+        device=str(target.device) if placement.uses_device(target.model.n_layer) else "none",
     )  # fmt: skip
 
 
-def with_doubt(on: ModelOnDevice, notes: tuple[str, ...]) -> tuple[str, ...]:
+def with_doubt(target: ModelOnDevice, notes: tuple[str, ...]) -> tuple[str, ...]:
     """The notes, with doubts about the profile's times added once."""
     from oallama.profile.busy import doubt
 
-    return tuple(dict.fromkeys((*notes, *filter(None, [doubt(on.profile())]))))
+    return tuple(dict.fromkeys((*notes, *filter(None, [doubt(target.profile())]))))

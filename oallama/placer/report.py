@@ -33,7 +33,7 @@ MORE_REQUESTS, BETTER = (2, 4, 8, 16), 1.03
 
 
 def search_report(
-    on: ModelOnDevice,
+    target: ModelOnDevice,
     phase: Phase = "decode",
     n_prompt: int = 512,
     n_gen: int = 128,
@@ -48,90 +48,92 @@ def search_report(
     """
     if phase not in get_args(Phase):
         raise UsageError(f"unknown phase {phase!r}; choose from {', '.join(get_args(Phase))}")
-    on.check_one_device("OATO's search")
-    workload = on.workload(n_prompt, n_gen, n_ctx)
-    larger = larger_ubatches(workload, on.options)
+    target.check_one_device("OATO's search")
+    workload = target.workload(n_prompt, n_gen, n_ctx)
+    larger = larger_ubatches(workload, target.options)
     request = Request(workload, oato, phase, Rules(affinity, fill), n_ubatches=larger)
-    problems = on.problems
-    with on.no_alloc_loads.together():
+    problems = target.problems
+    with target.no_alloc_loads.together():
         decision = decide(problems.worth_planning(request), request)
-    plan = plan_record(replace(decision, policy=oato.name), on.model, on.operators, str(on.device))
-    plan, problem = replace(plan, notes=with_doubt(on, plan.notes)), on.problem(decision.flash_attn)
-    return _report(on, phase, plan, problem, decision.placement, workload, affinity)
+    plan = plan_record(replace(decision, policy=oato.name), target.model, target.operators, str(target.device))
+    plan, problem = replace(plan, notes=with_doubt(target, plan.notes)), target.problem(decision.flash_attn)
+    return _report(target, phase, plan, problem, decision.placement, workload, affinity)
 
 
-def plan_report(on: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase = "decode") -> AffinityReport:
+def plan_report(target: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase = "decode") -> AffinityReport:
     """Report where a plan places each operator, with affinities of a phase under this placement. workload: the
     requested one."""
-    problem, placement = on.problem_for(plan), placed_by_plan(on.model.n_layer, on.operators, plan)
-    return replace(_report(on, phase, priced(on, problem, plan), problem, placement, workload), of_plan=True)
+    problem, placement = target.problem_for(plan), placed_by_plan(target.model.n_layer, target.operators, plan)
+    return replace(_report(target, phase, priced(target, problem, plan), problem, placement, workload), of_plan=True)
 
 
-def report_over(on: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase = "decode") -> AffinityReport:
+def report_over(target: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase = "decode") -> AffinityReport:
     """Report a plan of several devices. Each operator has its affinity on the device of its layer; layers of the host
     count with the first device used. T' assumes neighbours on the same device. workload: the requested one. Raises as
     planning does."""
-    flash_attn, n_layer = on.attention_for(plan).flash_attn, on.model.n_layer
-    placement = placed_by_plan(n_layer, on.operators, plan)
-    problems = [member.problem(flash_attn).of_step(plan.workload.step) for member in on.members]
-    each = [
-        {row.name: row for row in affinities(costs_of(problem, plan.workload, phase), on.operators, placement)}
+    flash_attn, n_layer = target.attention_for(plan).flash_attn, target.model.n_layer
+    placement = placed_by_plan(n_layer, target.operators, plan)
+    problems = [member.problem(flash_attn).of_step(plan.workload.step) for member in target.members]
+    device_rows = [
+        {row.name: row for row in affinities(costs_of(problem, plan.workload, phase), target.operators, placement)}
         for problem in problems
     ]
-    ranges = device_ranges(on, plan)
+    ranges = device_ranges(target, plan)
     memory = dict(zip(ranges, plan.memory.devices or (plan.memory,), strict=False))
     devices = tuple(
         DeviceTimes(
             str(member.device), ranges.get(number, (0, 0)), memory.get(number),
-            {name: (row.t_gpu_s, row.t_transfer_s) for name, row in each[number].items()},
-            {name: row.saved_s for name, row in each[number].items()},
+            {name: (row.t_gpu_s, row.t_transfer_s) for name, row in device_rows[number].items()},
+            {name: row.saved_s for name, row in device_rows[number].items()},
         )
-        for number, member in enumerate(on.members)
+        for number, member in enumerate(target.members)
     )  # fmt: skip
 
     def row_of(operator: Operator) -> Affinity:
         layer = operator.layer_in(n_layer)
         has = (number for number, (begin, end) in ranges.items() if begin <= layer < end)
-        return each[next(has, min(ranges, default=0))][operator.name]
+        return device_rows[next(has, min(ranges, default=0))][operator.name]
 
-    rows, first = ranked(list(map(row_of, on.operators))), problems[0].profile
-    plan = replace(plan, notes=with_doubt(on, plan.notes))
+    rows, first_profile = ranked(list(map(row_of, target.operators))), problems[0].profile
+    plan = replace(plan, notes=with_doubt(target, plan.notes))
     return AffinityReport(
-        on.model, str(on.device), phase, plan, rows, 0, True, _baselines_over(on, workload), measured_on(first), True,
-        devices=devices,
+        target.model, str(target.device), phase, plan, rows, 0, True, _baselines_over(target, workload),
+        measured_on(first_profile), True, devices=devices,
     )  # fmt: skip
 
 
-def device_ranges(on: ModelOnDevice, plan: Plan) -> dict[int, tuple[int, int]]:
+def device_ranges(target: ModelOnDevice, plan: Plan) -> dict[int, tuple[int, int]]:
     """The layers [begin, end) of each requested device in a plan; the output counts as one layer after the last."""
-    n_layer, names = on.model.n_layer, [member.device.measured for member in on.members]
-    used = [] if plan.device == "none" else [one.measured for one in parse_device(plan.device).each]
-    ranges = layer_ranges(plan, on.operators, n_layer) or [(n_layer + 1 - plan.n_gpu_layers, n_layer + 1)]
-    found: dict[int, tuple[int, int]] = {}
+    n_layer, names = target.model.n_layer, [member.device.measured for member in target.members]
+    used = [] if plan.device == "none" else [device.measured for device in parse_device(plan.device).each]
+    ranges = layer_ranges(plan, target.operators, n_layer) or [(n_layer + 1 - plan.n_gpu_layers, n_layer + 1)]
+    range_by_device: dict[int, tuple[int, int]] = {}
     for name, span in zip(used, ranges, strict=False):  # two may have the same name
-        found[next(n for n, other in enumerate(names) if other == name and n not in found)] = span
-    return found
+        range_by_device[
+            next(n for n, measured_name in enumerate(names) if measured_name == name and n not in range_by_device)
+        ] = span
+    return range_by_device
 
 
-def _baselines_over(on: ModelOnDevice, workload: Workload) -> tuple[Baseline, ...]:
+def _baselines_over(target: ModelOnDevice, workload: Workload) -> tuple[Baseline, ...]:
     """The baselines over several devices: stock llama.cpp over all and on each (numbered as in `bench`), and the CPU
     alone."""
     request = Request(workload, cpu)
-    alone = decide(on.problems.worth_planning(request), request)
-    problem = on.problem(stock_attention(on))
-    over = stock_over(problem, workload)
+    cpu_decision = decide(target.problems.worth_planning(request), request)
+    problem = target.problem(stock_attention(target))
+    stock_over_all = stock_over(problem, workload)
     return (
-        *([] if over is None else [Baseline(STOCK, over.predicted)]),
+        *([] if stock_over_all is None else [Baseline(STOCK, stock_over_all.predicted)]),
         *(
             Baseline(f"{STOCK}@{number}", stock_decision(device, workload).predicted)
             for number, device in enumerate(problem.devices)
         ),
-        Baseline(CPU_ALONE, alone.predicted),
+        Baseline(CPU_ALONE, cpu_decision.predicted),
     )
 
 
 def _report(
-    on: ModelOnDevice,
+    target: ModelOnDevice,
     phase: Phase,
     plan: Plan,
     problem: Problem,
@@ -139,59 +141,62 @@ def _report(
     workload: Workload,
     affinity: AffinityRule = "default",
 ) -> AffinityReport:
-    rows = affinities(costs_of(problem, plan.workload, phase), on.operators, placement, affinity)
-    ended, held_against = (placement.iterations, placement.converged), _baselines(on, workload, plan.memory)
+    rows = affinities(costs_of(problem, plan.workload, phase), target.operators, placement, affinity)
+    search_end, compared_baselines = (
+        (placement.iterations, placement.converged),
+        _baselines(target, workload, plan.memory),
+    )
     device, measured = problem.profile.device, measured_on(problem.profile)
-    return AffinityReport(on.model, device, phase, plan, rows, *ended, held_against, measured)
+    return AffinityReport(target.model, device, phase, plan, rows, *search_end, compared_baselines, measured)
 
 
-def priced(on: ModelOnDevice, problem: Problem, plan: Plan) -> Plan:
+def priced(target: ModelOnDevice, problem: Problem, plan: Plan) -> Plan:
     """The plan with predicted times, also if it was made without a profile."""
     if plan.predicted is not None:
         return plan
-    placement = placed_by_plan(on.model.n_layer, on.operators, plan)
+    placement = placed_by_plan(target.model.n_layer, target.operators, plan)
     return replace(plan, predicted=price(problem, plan.workload, placement))
 
 
 def with_more_requests(
-    on: ModelOnDevice, report: AffinityReport, workload: Workload, make: Callable[[Workload], Plan]
+    target: ModelOnDevice, report: AffinityReport, workload: Workload, make: Callable[[Workload], Plan]
 ) -> AffinityReport:
     """The report with the number of requests in flight from which another plan is faster. workload: the requested one;
     make: makes a plan for a workload."""
     plan = report.plan
-    problem = on.problem_for(plan)
-    placement = placed_by_plan(on.model.n_layer, on.operators, plan)
+    problem = target.problem_for(plan)
+    placement = placed_by_plan(target.model.n_layer, target.operators, plan)
     for n_parallel in (n for n in MORE_REQUESTS if n > workload.step.n_parallel):
-        asked = replace(workload, step=replace(workload.step, n_parallel=n_parallel, n_slots=n_parallel))
-        other = make(asked)
-        same = price(problem, replace(asked, n_ubatch=plan.workload.n_ubatch), placement)
-        if other.predicted is not None and same.total_s > BETTER * other.predicted.total_s:
-            gain = same.total_s / other.predicted.total_s
-            note = f"with {n_parallel} requests at once another plan ({other.policy}) would be {gain:.2f}× as fast"
+        request_workload = replace(workload, step=replace(workload.step, n_parallel=n_parallel, n_slots=n_parallel))
+        other_plan = make(request_workload)
+        same_placement = price(problem, replace(request_workload, n_ubatch=plan.workload.n_ubatch), placement)
+        if other_plan.predicted is not None and same_placement.total_s > BETTER * other_plan.predicted.total_s:
+            gain = same_placement.total_s / other_plan.predicted.total_s
+            note = f"with {n_parallel} requests at once another plan ({other_plan.policy}) would be {gain:.2f}× as fast"
             noted = replace(report.plan, notes=(*report.plan.notes, f"{note}; plan for them with --expect-parallel"))
             return replace(report, plan=noted)
     return report
 
 
-def with_run(on: ModelOnDevice, report: AffinityReport, plan: Plan, measured: bool) -> AffinityReport:
+def with_run(target: ModelOnDevice, report: AffinityReport, plan: Plan, measured: bool) -> AffinityReport:
     """The report with the plan that `oallama run` uses for comparison. measured: that plan won against stock llama.cpp
     here. A plan that was not measured is replaced by stock's placement if that is predicted to be faster."""
-    plan = priced(on, on.problem_for(plan), plan)
-    stock = next((one.predicted for one in report.baselines if one.name == STOCK), None)
+    plan = priced(target, target.problem_for(plan), plan)
+    stock = next((baseline.predicted for baseline in report.baselines if baseline.name == STOCK), None)
     if stock is not None and not measured and stock.total_s < predicted_by(plan).total_s:
-        workload = on.workload(plan.workload.n_prompt, plan.workload.n_gen, plan.workload.n_ctx)
-        decision = stock_decision(on.problem(stock_attention(on)), workload)
-        plan = plan_record(decision, on.model, on.operators, str(on.device))
+        workload = target.workload(plan.workload.n_prompt, plan.workload.n_gen, plan.workload.n_ctx)
+        decision = stock_decision(target.problem(stock_attention(target)), workload)
+        plan = plan_record(decision, target.model, target.operators, str(target.device))
     return replace(report, run=RunPlan(plan, measured))
 
 
-def _baselines(on: ModelOnDevice, workload: Workload, held: MemoryBreakdown) -> tuple[Baseline, ...]:
-    """The baselines of plans for a workload. held: memory of the plan; in the bound KV cache and compute buffers are on
+def _baselines(target: ModelOnDevice, workload: Workload, memory: MemoryBreakdown) -> tuple[Baseline, ...]:
+    """The baselines of plans for a workload. memory: of the plan; in the bound KV cache and compute buffers are on
     the host, as in some plans."""
     request = Request(workload, cpu)
-    alone = decide(on.problems.worth_planning(request), request)
-    held = replace(held, kv=0, compute=0)
-    return baselines(on.problem(stock_attention(on)), workload, held, alone.predicted)
+    cpu_decision = decide(target.problems.worth_planning(request), request)
+    memory = replace(memory, kv=0, compute=0)
+    return baselines(target.problem(stock_attention(target)), workload, memory, cpu_decision.predicted)
 
 
 def measured_on(profile: Profile) -> MeasuredOn:

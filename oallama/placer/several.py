@@ -29,9 +29,9 @@ def plan_over_devices(placer: Placer, request: Request, planned: Callable[[Place
         raise UsageError(f"policy {request.policy.name} uses one device, but --device names {n}; use policy {AUTO}")
     if request.policy is not None:
         return over_all(placer, request)
-    alone = [planned(member) for member in placer.local_members]
-    over = plan_of_ranges(placer, request)
-    best = min((*alone, *([over] if over is not None else [])), key=_total_s)
+    single_device_plans = [planned(member) for member in placer.local_members]
+    range_plan = plan_of_ranges(placer, request)
+    best = min((*single_device_plans, *([range_plan] if range_plan is not None else [])), key=_total_s)
     return replace(best, notes=(*best.notes, *_left_out(placer, best)))
 
 
@@ -42,15 +42,15 @@ def _total_s(plan: Plan) -> float:
 def plan_of_ranges(placer: Placer, request: Request) -> Plan | None:
     """The best plan over several devices; None if a single device is better, or if together they have less memory for
     weights than one of them, as each keeps its own buffers."""
-    asked = replace(request, policy=ranges)
+    ranges_request = replace(request, policy=ranges)
     try:
-        over = over_all(placer, asked)
-        used = [str(placer.device.each[number]) for number in placer.placed(over).devices_used]
-        if 1 < len(used) < len(placer.members):
-            over = over_all(placer.on_devices(used), asked)
+        range_plan = over_all(placer, ranges_request)
+        used_devices = [str(placer.device.each[number]) for number in placer.placed(range_plan).devices_used]
+        if 1 < len(used_devices) < len(placer.members):
+            range_plan = over_all(placer.on_devices(used_devices), ranges_request)
     except DoesNotFit:
         return None
-    return over if len(used) > 1 else None
+    return range_plan if len(used_devices) > 1 else None
 
 
 def over_all(placer: Placer, request: Request) -> Plan:
@@ -61,7 +61,11 @@ def over_all(placer: Placer, request: Request) -> Plan:
 
 
 def _left_out(placer: Placer, best: Plan) -> list[str]:
-    used = {str(one) for one in parse_device(best.device).each}
-    left = [str(one) for one in placer.device.each if str(one) not in used]
-    verb, them = ("is", "it") if len(left) == 1 else ("are", "them")
-    return [f"{' and '.join(left)} {verb} not used: with {them} no plan is predicted to be faster"] if left else []
+    used_devices = {str(device) for device in parse_device(best.device).each}
+    unused_devices = [str(device) for device in placer.device.each if str(device) not in used_devices]
+    verb, them = ("is", "it") if len(unused_devices) == 1 else ("are", "them")
+    return (
+        [f"{' and '.join(unused_devices)} {verb} not used: with {them} no plan is predicted to be faster"]
+        if unused_devices
+        else []
+    )

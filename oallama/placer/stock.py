@@ -21,16 +21,16 @@ from oallama.run.fit import FitStep, fit_under
 from oallama.run.stock import Cap, StockPlacement, expected_places
 
 
-def fit_plan(on: ModelOnDevice, workload: Workload) -> Plan:
+def fit_plan(target: ModelOnDevice, workload: Workload) -> Plan:
     """The plan of llama.cpp's --fit under the placer's memory cap. Without a device everything is on the CPU.
 
     Raises what fit_under raises, and what planning raises.
     """
-    if not on.has_device:
-        return unmeasured_plan(on, "cpu", workload, stock_attention=True)
-    settings = stock_load(on, workload.n_ctx, workload.n_ubatch).of(workload)
-    placement, steps = fit_under(memory_cap(on, settings), on.operators, settings)
-    record = stock_plan(on, workload, placement)
+    if not target.has_device:
+        return unmeasured_plan(target, "cpu", workload, stock_attention=True)
+    settings = stock_load(target, workload.n_ctx, workload.n_ubatch).of(workload)
+    placement, steps = fit_under(memory_cap(target, settings), target.operators, settings)
+    record = stock_plan(target, workload, placement)
     return replace(record, notes=(*record.notes, fit_sentence(placement, steps)))
 
 
@@ -46,24 +46,26 @@ def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
 
 
 def stock_plan(
-    on: ModelOnDevice, workload: Workload, placement: StockPlacement, priced: bool = True, name: str = FIT
+    target: ModelOnDevice, workload: Workload, placement: StockPlacement, priced: bool = True, name: str = FIT
 ) -> Plan:
     """Stock llama.cpp's placement, attention and choice of host memory as a Plan: the configuration of the stock arm.
     priced False: without a profile; such a plan predicts nothing. name: of the policy."""
-    n_layer = on.model.n_layer
-    places = expected_places(on.operators, n_layer, placement)
+    n_layer = target.model.n_layer
+    places = expected_places(target.operators, n_layer, placement)
     on_device = [name for name, place in places.items() if place == "device"]
     gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
     given_placement = Given(on_device, gpu_layers, name, placement.options, placement.device_layers)
     workload = replace(workload, n_ubatch=placement.n_ubatch or workload.n_ubatch)
     if not priced:
-        return replace(unmeasured_plan(on, given_placement, workload), device=str(on.device))
-    record = checked(on, plan(on.problems, Request(workload, given_placement.policy(on)), str(on.device)))
-    return replace(record, device=str(on.device))
+        return replace(unmeasured_plan(target, given_placement, workload), device=str(target.device))
+    record = checked(
+        target, plan(target.problems, Request(workload, given_placement.policy(target)), str(target.device))
+    )
+    return replace(record, device=str(target.device))
 
 
 def promising_stock(
-    on: ModelOnDevice,
+    target: ModelOnDevice,
     workload: Workload,
     modes: Iterable[str] = STOCK_MODES,
     n_ubatches: Sequence[int] = (),
@@ -71,55 +73,59 @@ def promising_stock(
 ) -> list[tuple[StockPlacement, Predicted]]:
     """The most promising configurations of stock llama.cpp with their predicted times (planner/policies/stock.py).
     latest_s: largest predicted seconds of the prompt. Raises as planning does."""
-    with on.no_alloc_loads.together():
+    with target.no_alloc_loads.together():
         request = Request(workload)
         candidates = most_promising(
-            on.problem(stock_attention(on)).of_step(workload.step), request, modes, n_ubatches, latest_s=latest_s
+            target.problem(stock_attention(target)).of_step(workload.step),
+            request,
+            modes,
+            n_ubatches,
+            latest_s=latest_s,
         )
     sizes = (candidate.workload.n_ubatch for candidate in candidates)
     return [
         (
-            StockPlacement.of(on.model.n_layer, candidate.placement, 0 if n == workload.n_ubatch else n),
+            StockPlacement.of(target.model.n_layer, candidate.placement, 0 if n == workload.n_ubatch else n),
             candidate.predicted,
         )
         for candidate, n in zip(candidates, sizes, strict=True)
     ]
 
 
-def stock_attention(on: ModelOnDevice) -> FlashAttention:
+def stock_attention(target: ModelOnDevice) -> FlashAttention:
     """Stock llama.cpp's attention mode: the requested one, else flash attention if a device supports it."""
-    return "on" if on.options.flash_attn == "auto" else on.options.flash_attn
+    return "on" if target.options.flash_attn == "auto" else target.options.flash_attn
 
 
-def stock_load(on: ModelOnDevice, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH) -> LoadSettings:
+def stock_load(target: ModelOnDevice, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH) -> LoadSettings:
     """The placer's device, threads and attention, for a load of stock llama.cpp; with --no-repack where it would choose
     a wrong layout for a weight. Raises BridgeError."""
     return LoadSettings(
-        path=on.model.path,
-        device=str(on.device.timed) if on.has_device else "none",
+        path=target.model.path,
+        device=str(target.device.timed) if target.has_device else "none",
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_ubatch=n_ubatch,
-        attention=on.attention,
-        n_threads=on.threads,
-        no_repack=needs_no_repack(on.operators),
+        attention=target.attention,
+        n_threads=target.threads,
+        no_repack=needs_no_repack(target.operators),
     )
 
 
-def memory_cap(on: ModelOnDevice, load: LoadSettings) -> Cap:
+def memory_cap(target: ModelOnDevice, load: LoadSettings) -> Cap:
     """The placer's memory cap (--vram or the free memory, --vram-fill, --gpu-weights). load: a load without layers on
     the device. Raises what a no_alloc load raises."""
-    if not on.has_device:
+    if not target.has_device:
         return Cap()
-    if on.members:
+    if target.members:
         member_bytes = [
-            memory_cap(member, replace(load, device=str(member.device.timed))).device_bytes for member in on.members
+            memory_cap(member, replace(load, device=str(member.device.timed))).device_bytes for member in target.members
         ]
         return Cap(sum(n or 0 for n in member_bytes), of_each=tuple(n or 0 for n in member_bytes))
-    options = on.options
+    options = target.options
     capacity = options.vram
     if capacity is None:
         capacity = no_alloc_memory(load).device_free
-    total = sum(operator.bytes for operator in on.operators)
+    total = sum(operator.bytes for operator in target.operators)
     share = options.gpu_weights
     return Cap(int(options.vram_fill * capacity), None if share is None else int(share * total))

@@ -35,18 +35,18 @@ class Tuned:
         return f"{self.result.use}{substitution}"
 
 
-def result_key(on: ModelOnDevice, n_ctx: int, cap: Cap | None = None) -> Key:
+def result_key(target: ModelOnDevice, n_ctx: int, cap: Cap | None = None) -> Key:
     """The conditions of a result for this model, devices and context. cap: memory cap of the devices; None: by a
     no_alloc load. Raises what that raises."""
-    options, attention = on.options, on.attention
-    cap = cap or memory_cap(on, stock_load(on, n_ctx, options.n_ubatch or STOCK_UBATCH))
+    options, attention = target.options, target.attention
+    cap = cap or memory_cap(target, stock_load(target, n_ctx, options.n_ubatch or STOCK_UBATCH))
     memory, *other_steps = map(memory_step, cap.of_each or (cap.device_bytes or 0,))
     return Key(
-        model=on.model.fingerprint,
-        machine=on.machine_key,
-        profile=timings_digest(on.given_profile) if on.given_profile is not None else "",
+        model=target.model.fingerprint,
+        machine=target.machine_key,
+        profile=timings_digest(target.given_profile) if target.given_profile is not None else "",
         oallama=__version__,
-        threads=on.threads,
+        threads=target.threads,
         memory=memory,
         gpu_weights=options.gpu_weights,
         n_ctx=n_ctx,
@@ -56,41 +56,41 @@ def result_key(on: ModelOnDevice, n_ctx: int, cap: Cap | None = None) -> Key:
         type_k=attention.type_k,
         type_v=attention.type_v,
         late_first_word=options.late_first_word,
-        draft="" if on.drafter is None else on.drafter.identity,
-        others=tuple((member.machine_key, step) for member, step in zip(on.members[1:], other_steps, strict=True)),
+        draft="" if target.drafter is None else target.drafter.identity,
+        others=tuple((member.machine_key, step) for member, step in zip(target.members[1:], other_steps, strict=True)),
     )
 
 
-def in_tuned_context(on: ModelOnDevice, workload: Workload) -> Workload:
+def in_tuned_context(target: ModelOnDevice, workload: Workload) -> Workload:
     """The workload with the context size that results are measured for: -c, else 4,096 tokens (or as many as the model
     was trained on), doubled until it holds the workload."""
-    if on.options.n_ctx is not None:
+    if target.options.n_ctx is not None:
         return workload
-    n_ctx = on.workload(1, 0).n_ctx
+    n_ctx = target.workload(1, 0).n_ctx
     while n_ctx < workload.n_ctx:
         n_ctx *= 2
     return replace(workload, n_ctx=n_ctx)
 
 
-def _known(on: ModelOnDevice, n_ctx: int) -> TuneResult | None:
+def _known(target: ModelOnDevice, n_ctx: int) -> TuneResult | None:
     """The cached result, or None. Free memory changes from run to run, so the result of one memory step less counts
     too: its plans fit."""
-    key = result_key(on, n_ctx)
+    key = result_key(target, n_ctx)
     cached = read_result(key)
-    return cached if cached or on.options.vram is not None else read_result(replace(key, memory=key.memory - 1))
+    return cached if cached or target.options.vram is not None else read_result(replace(key, memory=key.memory - 1))
 
 
-def tuned_plan(on: ModelOnDevice, workload: Workload, result: TuneResult | None = None) -> Tuned | None:
+def tuned_plan(target: ModelOnDevice, workload: Workload, result: TuneResult | None = None) -> Tuned | None:
     """The measured plan for a workload's class, or for the nearest class; None: no result. result: the measurements;
     None: the cached ones. Raises as result_key."""
-    result = result or _known(on, workload.n_ctx)
+    result = result or _known(target, workload.n_ctx)
     kind = class_of(workload)
     class_result = result.nearest(kind) if result is not None else None
     if result is None or class_result is None:
         return None
     try:
         plan = result.plan(class_result.plan)
-        plan.check(on.model, on.operators)
+        plan.check(target.model, target.operators)
     except PlanError:  # the file was changed
         return None
-    return Tuned(replace(plan, model_path=on.model.path), kind, class_result)
+    return Tuned(replace(plan, model_path=target.model.path), kind, class_result)
