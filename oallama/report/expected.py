@@ -39,16 +39,18 @@ def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:
         if not fits_nothing(record):
             return on_cpu
         return f"nothing fits the {format_bytes(memory.limit)} of {device_name(record.device)}: {on_cpu}"
-    what = "all weights" if on_device >= total else f"{format_bytes(on_device)} of {format_bytes(total)} of weights"
-    others = [(memory.kv, "KV cache"), (memory.compute + memory.staging, "buffers")]
-    rest = " and ".join(f"{format_bytes(n_bytes)} of {name}" for n_bytes, name in others if n_bytes)
-    with_rest = f" with {rest}" if rest else ""
-    held = f"{what} on {device_name(record.device)}{with_rest}, of a limit of {format_bytes(memory.limit)}"
+    weights = "all weights" if on_device >= total else f"{format_bytes(on_device)} of {format_bytes(total)} of weights"
+    other_memory = [(memory.kv, "KV cache"), (memory.compute + memory.staging, "buffers")]
+    other_text = " and ".join(f"{format_bytes(n_bytes)} of {name}" for n_bytes, name in other_memory if n_bytes)
+    with_rest = f" with {other_text}" if other_text else ""
+    on_device_text = f"{weights} on {device_name(record.device)}{with_rest}, of a limit of {format_bytes(memory.limit)}"
     n_host = n_layer - max(0, record.n_gpu_layers - 1)
-    left = [] if on_device >= total else ["the other weights"]
+    on_cpu_items = [] if on_device >= total else ["the other weights"]
     if n_host > 0:
-        left.append(f"the KV cache of {'every layer' if n_host == n_layer else f'{n_host} of {n_layer} layers'}")
-    return f"{held}; {' and '.join(left)} on the CPU" if left else held
+        on_cpu_items.append(
+            f"the KV cache of {'every layer' if n_host == n_layer else f'{n_host} of {n_layer} layers'}"
+        )
+    return f"{on_device_text}; {' and '.join(on_cpu_items)} on the CPU" if on_cpu_items else on_device_text
 
 
 def fits_nothing(record: Plan) -> bool:
@@ -92,8 +94,8 @@ def measured_texts(
         prompt += f" ({_seconds(expected.ttft_s)} predicted)"
     if tpot_s <= 0:
         return [prompt, *([f"answer {plural(n_gen, 'token')}"] if n_gen else [])]
-    written = f"{plural(n_gen, 'token')}, " if n_gen else ""
-    answer = f"answer {written}{rate_text(tpot_s)}"
+    n_tokens_text = f"{plural(n_gen, 'token')}, " if n_gen else ""
+    answer = f"answer {n_tokens_text}{rate_text(tpot_s)}"
     if expected is not None and expected.tpot_s > 0:
         answer += f" ({three_digits(1 / expected.tpot_s)} predicted)"
     return [prompt, answer]
@@ -108,11 +110,11 @@ WORTH = 0.05
 """Share by which a plan must be faster to be mentioned."""
 
 
-def gain_text(now: Predicted | None, best: Predicted | None) -> str:
+def gain_text(current: Predicted | None, best: Predicted | None) -> str:
     """A clause with the largest predicted speed-up by tuning. best: a lower bound of any plan's times."""
-    if now is None or best is None or best.total_s <= 0:
+    if current is None or best is None or best.total_s <= 0:
         return "gain unknown until measured"
-    ratio = now.total_s / best.total_s
+    ratio = current.total_s / best.total_s
     if ratio < 1 + WORTH:
         return f"no other is predicted to be {WORTH:.0%} faster; confirm"
     return f"another may be up to {ratio:.2f}× faster; confirm"

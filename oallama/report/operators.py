@@ -70,13 +70,14 @@ class AffinityReport:
     @property
     def places(self) -> dict[str, str]:
         """Where each operator is, by name; with several devices with the number, from 0, of its layer's device."""
-        numbers = {layer: number for number, one in enumerate(self.devices) for layer in range(*one.layers)}
-        first = next((number for number, one in enumerate(self.devices) if one.memory is not None), 0)
+        numbers = {layer: number for number, device in enumerate(self.devices) for layer in range(*device.layers)}
+        first_used = next((number for number, device in enumerate(self.devices) if device.memory is not None), 0)
 
         def place(row: Affinity) -> str:
             layer = self.model.n_layer if row.layer is None else row.layer
             is_told = self.devices and row.backend != "CPU"
-            return f"{row.backend} {numbers.get(layer, first)}" if is_told else row.backend  # slices: of a host's layer
+            # first_used: of slices of a host's layer
+            return f"{row.backend} {numbers.get(layer, first_used)}" if is_told else row.backend
 
         return {row.name: place(row) for row in self.operators}
 
@@ -156,8 +157,8 @@ def saved_text(seconds: float | None) -> str:
 def zero_affinity(rows: Sequence[Affinity]) -> float | None:
     """The affinity of an operator that saves nothing (B = 0), which may be outside 0..1; None if all have the same
     B."""
-    known = [row.benefit_s_per_byte for row in rows if row.benefit_s_per_byte is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    benefits = [row.benefit_s_per_byte for row in rows if row.benefit_s_per_byte is not None]
+    low, high = min(benefits, default=0.0), max(benefits, default=0.0)
     return -low / (high - low) if high > low else None
 
 
@@ -175,18 +176,18 @@ def zero_text(rows: Sequence[Affinity]) -> str:
 def affinity_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
     """Operators in rank order; many operators are folded by role and backend unless `every_row`, and a second table
     lists them."""
-    shown, ranked = as_run(report), ranked_places(report)
-    place_of = shown.places
+    run_report, ranked = as_run(report), ranked_places(report)
+    place_of = run_report.places
     places = ("run", "oato") if ranked else ("on",)
-    on, times = " |".join(places), " |".join(f">{name}" for name in (*TIMES, "saved", "affinity"))
+    place_headings, times = " |".join(places), " |".join(f">{name}" for name in (*TIMES, "saved", "affinity"))
     if every_row or len(report.operators) <= FOLD_ABOVE:
         rows = [
             (str(o.rank), printable(o.name), place_of[o.name], *([ranked[o.name]] if ranked else []), *_times(o),
              affinity_text(o, *2 * (f"{o.affinity:.3f}",)))
-            for o in shown.operators
+            for o in run_report.operators
         ]  # fmt: skip
-        return (table(_title(report), f">rank |operator |{on} |{times}", rows, width=WIDTH),)
-    folded = fold(shown.operators, ranked, place_of)
+        return (table(_title(report), f">rank |operator |{place_headings} |{times}", rows, width=WIDTH),)
+    folded = fold(run_report.operators, ranked, place_of)
     names_of = [
         (line.backend, *([line.ranked] if line.ranked else []), printable(line.role), printable(line.type))
         for line in folded
@@ -196,27 +197,27 @@ def affinity_tables(report: AffinityReport, every_row: bool = False) -> tuple[Ta
         for names, line in zip(names_of, folded, strict=True)
     )
     columns = [max(map(len, texts)) for texts in zip((*places, "operator", "type"), *names_of, strict=True)]
-    room = WIDTH - sum(columns) - len("count") - 2 * (len(columns) + 2)
-    which = [
+    list_width = WIDTH - sum(columns) - len("count") - 2 * (len(columns) + 2)
+    folded_rows = [
         cells
         for names, line in zip(names_of, folded, strict=True)
         for cells in _in_lines(
-            (*names, str(line.count)), ranges_text(line.layers) or "-", ranges_text(line.ranks), room
+            (*names, str(line.count)), ranges_text(line.layers) or "-", ranges_text(line.ranks), list_width
         )
     ]
     footer = (_folded_text(report, folded),)
     return (
-        table(_title(report), f"{on} |operator |type |>bytes |{times}", numbers, footer, WIDTH),
-        table("Which operators", f"{on} |operator |type |>count |layers |ranks", which, width=WIDTH),
+        table(_title(report), f"{place_headings} |operator |type |>bytes |{times}", numbers, footer, WIDTH),
+        table("Which operators", f"{place_headings} |operator |type |>count |layers |ranks", folded_rows, width=WIDTH),
     )
 
 
-def _in_lines(names: tuple[str, ...], layers: str, ranks: str, room: int) -> Iterator[tuple[str, ...]]:
+def _in_lines(names: tuple[str, ...], layers: str, ranks: str, width: int) -> Iterator[tuple[str, ...]]:
     """Rows of one line of folded operators: lists longer than their column continue in the next row."""
-    first = max(12, room // 3)
-    parts = (textwrap.wrap(layers, first), textwrap.wrap(ranks, max(12, room - first)))
-    for index, (some, others) in enumerate(zip_longest(*parts, fillvalue="")):
-        yield (*(names if index == 0 else ("",) * len(names)), some, others)
+    layers_width = max(12, width // 3)
+    wrapped = (textwrap.wrap(layers, layers_width), textwrap.wrap(ranks, max(12, width - layers_width)))
+    for index, (layers_line, ranks_line) in enumerate(zip_longest(*wrapped, fillvalue="")):
+        yield (*(names if index == 0 else ("",) * len(names)), layers_line, ranks_line)
 
 
 def _times(row: Affinity | Fold) -> tuple[str, ...]:
@@ -271,21 +272,21 @@ def step_text(step: DecodeStep, draft: Draft | None) -> str:
         return ""
     requests = f" of {step.n_parallel} requests" if step.n_parallel > 1 else ""
     yields = f", and is expected to add {three_digits(step.n_yielded)} to each answer" if step.n_draft else ""
-    taken = 0 if draft is None else draft.device_bytes or draft.host_bytes
+    draft_bytes = 0 if draft is None else draft.device_bytes or draft.host_bytes
     side = "device" if draft is not None and draft.device_bytes else "host"
-    takes = f"; what drafts takes {format_bytes(taken)} of the {side}'s memory" if taken else ""
+    takes = f"; what drafts takes {format_bytes(draft_bytes)} of the {side}'s memory" if draft_bytes else ""
     return f"A decode step computes {step.n_tokens} tokens{requests}{yields}{takes}."
 
 
 def measured_text(report: AffinityReport) -> str:
     """The sentence about the machine and date of the measurement; empty where unknown."""
-    known = report.measured
-    if known is None or not known.cpu:
+    measured = report.measured
+    if measured is None or not measured.cpu:
         return ""
-    device = printable(report.device) + (f" ({printable(known.device)})" if known.device else "")
+    device = printable(report.device) + (f" ({printable(measured.device)})" if measured.device else "")
     device = device_name(report.device) if report.devices else device
     device_text = f" beside {device}" if report.plan.memory.capacity > 0 else ""
-    return f"Measured on {printable(known.cpu)}{device_text}" + (f", {known.at[:10]}." if known.at else ".")
+    return f"Measured on {printable(measured.cpu)}{device_text}" + (f", {measured.at[:10]}." if measured.at else ".")
 
 
 def memory_items(memory: MemoryBreakdown) -> tuple[tuple[str, int], ...]:
@@ -332,7 +333,7 @@ def memory_table(report: AffinityReport) -> Table:
 
 def devices_table(report: AffinityReport) -> Table:
     """List the layers and the memory of each of several devices."""
-    rows = [(printable(name), *each) for name, *each in device_cells(report)]
+    rows = [(printable(name), *cells) for name, *cells in device_cells(report)]
     items = " |>".join(("device |layers", *DEVICE_ITEMS))
     footer = (f"Operators: {weights_text(*weights_on_device(report.operators))} on the cards.",)
     return table("Devices: layers, and memory in MiB", items, rows, footer, WIDTH)
@@ -343,14 +344,16 @@ DEVICE_ITEMS = ("weights", "KV cache", "compute", "staging", "spare", "limit")
 
 def device_cells(report: AffinityReport) -> list[tuple[str, ...]]:
     """(number and name, layers, then MiB of DEVICE_ITEMS) of each of several devices; `-` where nothing is there."""
-    found = []
-    for number, one in enumerate(report.devices):
+    rows = []
+    for number, device in enumerate(report.devices):
         sizes = ["-"] * len(DEVICE_ITEMS)
-        if one.memory is not None:
-            n_bytes = (*(size for _, size in memory_items(one.memory)), one.memory.limit)
+        if device.memory is not None:
+            n_bytes = (*(size for _, size in memory_items(device.memory)), device.memory.limit)
             sizes = [f"{size / MIB:,.1f}" for size in n_bytes]
-        found.append((f"{number}: {device_name(one.device)}", range_text(*one.layers, report.model.n_layer), *sizes))
-    return found
+        rows.append(
+            (f"{number}: {device_name(device.device)}", range_text(*device.layers, report.model.n_layer), *sizes)
+        )
+    return rows
 
 
 def range_text(begin: int, end: int, n_layer: int) -> str:
@@ -375,11 +378,11 @@ def side_by_side(report: AffinityReport) -> list[tuple[str, ...]]:
             row for row in report.operators if (row.role, row.type, row.shape) == (line.role, line.type, line.shape)
         ]
         cells = [printable(line.role), printable(line.type), three_digits(line.t_cpu_s * 1e6)]
-        for one in report.devices:
-            t_gpu_s = _median(one.times[row.name][0] for row in alike)
-            t_transfer_s = median(one.times[row.name][1] for row in alike)
+        for device in report.devices:
+            t_gpu_s = _median(device.times[row.name][0] for row in alike)
+            t_transfer_s = median(device.times[row.name][1] for row in alike)
             cells += ["-" if t_gpu_s is None else three_digits(t_gpu_s * 1e6), three_digits(t_transfer_s * 1e6)]
-            cells.append(saved_text(_median(one.saved_s[row.name] for row in alike)))
+            cells.append(saved_text(_median(device.saved_s[row.name] for row in alike)))
         rows.append(tuple(cells))
     return rows
 
@@ -387,21 +390,21 @@ def side_by_side(report: AffinityReport) -> list[tuple[str, ...]]:
 def report_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
     """The whole report: ranked operators, the memory breakdown if there is a device, and the comparison with baselines,
     with notes below it."""
-    shown = as_run(report)
+    run_report = as_run(report)
     sentences = (
         legend(),
         zero_text(report.operators),
         convergence_text(report),
         *filter(None, [run_text(report)]),
-        predicted_text(predicted_by(shown.plan)),
+        predicted_text(predicted_by(run_report.plan)),
         *filter(None, [measured_text(report)]),
-        *streaming_sentences(shown),
-        *map(printable_sentence, shown.plan.notes),
+        *streaming_sentences(run_report),
+        *map(printable_sentence, run_report.plan.notes),
     )
-    ranked = (*affinity_tables(report, every_row), *filter(None, [slices_table(shown.operators)]))
-    memory_breakdown = [memory_table(shown)] if shown.plan.memory.capacity > 0 else []
-    if shown.devices:
-        memory_breakdown = [times_by_device(shown), devices_table(shown)]
+    ranked = (*affinity_tables(report, every_row), *filter(None, [slices_table(run_report.operators)]))
+    memory_breakdown = [memory_table(run_report)] if run_report.plan.memory.capacity > 0 else []
+    if run_report.devices:
+        memory_breakdown = [times_by_device(run_report), devices_table(run_report)]
     tables = (*ranked, *memory_breakdown, *([compared_table(report)] if report.baselines else []))
     return (*tables[:-1], replace(tables[-1], footer=tables[-1].footer + sentences))
 
@@ -420,9 +423,9 @@ def printable_sentence(note: str) -> str:
 
 
 def _operator_document(row: Affinity) -> dict[str, Any]:
-    own = {field.name: getattr(row, field.name) for field in fields(row) if field.name != "placement"}
+    values = {field.name: getattr(row, field.name) for field in fields(row) if field.name != "placement"}
     shares = {name: getattr(row.placement, name) for name in ("backend", "gg", "cg", "cc")}
-    return {**own, **shares, "n_hot": len(row.placement.hot_experts)}
+    return {**values, **shares, "n_hot": len(row.placement.hot_experts)}
 
 
 def report_document(report: AffinityReport) -> dict[str, Any]:
@@ -447,13 +450,13 @@ def report_document(report: AffinityReport) -> dict[str, Any]:
     }
 
 
-def _device_document(one: DeviceTimes) -> dict[str, Any]:
+def _device_document(device: DeviceTimes) -> dict[str, Any]:
     operators = [
         {"name": name, "t_gpu_s": t_gpu_s, "t_transfer_s": t_transfer_s}
-        for name, (t_gpu_s, t_transfer_s) in one.times.items()
+        for name, (t_gpu_s, t_transfer_s) in device.times.items()
     ]
-    memory = None if one.memory is None else to_json(one.memory)
-    return {"device": one.device, "layers": list(one.layers), "memory": memory, "operators": operators}
+    memory = None if device.memory is None else to_json(device.memory)
+    return {"device": device.device, "layers": list(device.layers), "memory": memory, "operators": operators}
 
 
 RUN_KEYS = ("policy", "predicted", "memory", "operators", "token_assignment", "streaming", "notes")
@@ -462,25 +465,25 @@ RUN_KEYS = ("policy", "predicted", "memory", "operators", "token_assignment", "s
 def compared(report: AffinityReport) -> list[tuple[str, ...]]:
     """Rows (name, TTFT, TPOT, rate, whole run, its time relative to the last row): baselines, the report's plan, and
     last the plan that `oallama run` uses, if requested."""
-    own = f"policy {report.plan.policy}" if report.of_plan else "OATO's ranking alone"
+    plan_name = f"policy {report.plan.policy}" if report.of_plan else "OATO's ranking alone"
     predicted = predicted_by(report.plan)
-    rows = [*((one.name, one.predicted) for one in report.baselines), (own, predicted)]
+    rows = [*((baseline.name, baseline.predicted) for baseline in report.baselines), (plan_name, predicted)]
     if report.run is not None:
         of_run = predicted_by(report.run.plan)
         if of_run == predicted:
             rows.pop()
         rows.append((f"what run uses: {report.run.plan.policy}", of_run))
-    last = rows[-1][1].total_s
+    last_total_s = rows[-1][1].total_s
     return [
         (
             name,
-            format_seconds(one.ttft_s),
-            format_seconds(one.tpot_s),
-            rate_text(one.tpot_s),
-            format_seconds(one.total_s),
-            f"{one.total_s / last:.2f}" if last > 0 else "-",
+            format_seconds(times.ttft_s),
+            format_seconds(times.tpot_s),
+            rate_text(times.tpot_s),
+            format_seconds(times.total_s),
+            f"{times.total_s / last_total_s:.2f}" if last_total_s > 0 else "-",
         )
-        for name, one in rows
+        for name, times in rows
     ]
 
 
@@ -533,9 +536,9 @@ def fold(
     back ends."""
     groups: dict[tuple[object, ...], list[Affinity]] = {}
     for row in rows:
-        other = None if ranked is None else ranked[row.name]
+        ranked_place = None if ranked is None else ranked[row.name]
         place = row.backend if places is None else places[row.name]
-        groups.setdefault((row.role, row.type, row.shape, place, row.layer is None, other), []).append(row)
+        groups.setdefault((row.role, row.type, row.shape, place, row.layer is None, ranked_place), []).append(row)
     folds = (
         _fold(group, str(place), None if ranked is None else ranked[group[0].name])
         for (_, _, _, place, *_), group in groups.items()
@@ -565,5 +568,5 @@ def _fold(group: Sequence[Affinity], place: str, ranked: Backend | None) -> Fold
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return median(numbers) if numbers else None

@@ -36,18 +36,25 @@ def where_text(record: Plan, operators: Sequence[Operator]) -> str:
 def plan_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
     """Policy and placement, prediction, what is streamed, and the planner's notes."""
     on_device, total = weights_on_device(record, operators)
-    whole, split = record.n_on("GPU"), record.n_on("split")
-    shared = f", {split} split between it and the CPU" if split else ""
-    place = (
-        f"{policy_on(record.policy, record.device)}: {weights_text(on_device, total)} and {whole} of "
+    n_whole, n_split = record.n_on("GPU"), record.n_on("split")
+    shared = f", {n_split} split between it and the CPU" if n_split else ""
+    placement_text = (
+        f"{policy_on(record.policy, record.device)}: {weights_text(on_device, total)} and {n_whole} of "
         f"{plural(len(record.operators), 'operator')} on the device{shared}"
     )
-    if not on_device and not split:
-        place = f"{policy_on(record.policy, record.device)}: all {format_bytes(total)} of weights on the CPU"
+    if not on_device and not n_split:
+        placement_text = f"{policy_on(record.policy, record.device)}: all {format_bytes(total)} of weights on the CPU"
     times = (predicted_text(record.predicted),) if record.predicted else ()
     notes = (printable_sentence(note) for note in record.notes)
     step = filter(None, [step_text(record.workload.step, record.draft)])
-    return (place, *device_sentences(record, operators), *times, *step, *slice_sentences(record, operators), *notes)
+    return (
+        placement_text,
+        *device_sentences(record, operators),
+        *times,
+        *step,
+        *slice_sentences(record, operators),
+        *notes,
+    )
 
 
 def device_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
@@ -55,13 +62,13 @@ def device_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, 
     n_layer = n_layer_of(operators)
     ranges, sentences = layer_ranges(record, operators, n_layer), list[str]()
     with_slices = {row.device for row in record.operators if row.backend == "split"}
-    each = zip(device_texts(record.device), ranges, record.memory.devices, strict=False)
-    for number, (device, (begin, end), memory) in enumerate(each):
+    devices = zip(device_texts(record.device), ranges, record.memory.devices, strict=False)
+    for number, (device, (begin, end), memory) in enumerate(devices):
         blocks = layers_text(begin, min(end, n_layer)) if begin < min(end, n_layer) else ""
         output = "the output" if begin <= n_layer < end else ""
-        what = " and ".join(filter(None, [blocks, output, "slices" if number in with_slices else ""]))
-        used = f"{format_bytes(memory.limit - memory.spare)} of {format_bytes(memory.limit)}"
-        sentences.append(f"{device_name(device)}: {what}, {used}")
+        contents = " and ".join(filter(None, [blocks, output, "slices" if number in with_slices else ""]))
+        used_text = f"{format_bytes(memory.limit - memory.spare)} of {format_bytes(memory.limit)}"
+        sentences.append(f"{device_name(device)}: {contents}, {used_text}")
     return tuple(sentences)
 
 
@@ -81,11 +88,11 @@ def layers_text(begin: int, end: int) -> str:
 def slice_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
     """Empty for a plan without streams."""
     placed = record.pairs(operators)
-    first, *others = streams_of(record, [(p.cg * o.bytes, p.device) for o, p in placed]) or ("",)
-    if not first:
+    first_sentence, *other_sentences = streams_of(record, [(p.cg * o.bytes, p.device) for o, p in placed]) or ("",)
+    if not first_sentence:
         return ()
     rates = "; ".join(_rates(placed))
-    return (first, *([f"divided, {CUT}: {rates}"] if rates else []), *others)
+    return (first_sentence, *([f"divided, {CUT}: {rates}"] if rates else []), *other_sentences)
 
 
 def _rates(placed: Sequence[tuple[Operator, OperatorPlacement]]) -> Iterator[str]:

@@ -25,11 +25,13 @@ def profile_tables(profile: Profile) -> tuple[Table, ...]:
         for c in sorted(profile.cases, key=_case_order)
     ]
     tables = [table("Mul-mats", "device |layout |type |>shape |>tokens |>median |>GB/s |>GFLOP/s", cases)]
-    fits = dict(profile.link)
+    link_fits = dict(profile.link)
     if profile.boundary is not None:
-        fits["boundary"] = profile.boundary
-    if fits:
-        tables.append(table("Link", "path |>latency |>GB/s |>r²", (_fit_row(name, fit) for name, fit in fits.items())))
+        link_fits["boundary"] = profile.boundary
+    if link_fits:
+        tables.append(
+            table("Link", "path |>latency |>GB/s |>r²", (_fit_row(name, fit) for name, fit in link_fits.items()))
+        )
     if profile.sharing:
         rates = [
             (

@@ -108,7 +108,7 @@ def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[
         for s in RESOURCES
     ]
     of_prompt, of_token = prompt.parts(), token.parts()
-    made = [
+    part_rows = [
         (
             STREAMS[key[0]],
             LOOKS[key[1]][0],
@@ -121,7 +121,7 @@ def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[
         footer += textwrap.wrap(f"{figure}: {source}.", LINE_WIDTH, subsequent_indent="  ")
     return [
         table(title, "busy |>prompt |>token", busy),
-        table("Parts (some run at the same time):", "stream |what |>prompt |>token", made, footer),
+        table("Parts (some run at the same time):", "stream |what |>prompt |>token", part_rows, footer),
     ]
 
 
@@ -177,17 +177,17 @@ def _phase_shapes(name: str, phase: PhaseTimeline, top: float) -> Iterator[Bar |
 
 def _merged(activities: Sequence[Activity], scale: float) -> Iterator[tuple[str, float, float]]:
     """(kind, from, to) in pixels; neighbours of one kind, and what is too small to be seen, as one."""
-    now: tuple[str, float, float] | None = None
+    current: tuple[str, float, float] | None = None
     for activity in activities:
         start, end = activity.start_s * scale, activity.end_s * scale
-        if now is not None and start - now[2] < NEAR and (activity.kind == now[0] or end - start < NEAR):
-            now = (now[0], now[1], end)
+        if current is not None and start - current[2] < NEAR and (activity.kind == current[0] or end - start < NEAR):
+            current = (current[0], current[1], end)
             continue
-        if now is not None:
-            yield now
-        now = (activity.kind, start, end)
-    if now is not None:
-        yield now
+        if current is not None:
+            yield current
+        current = (activity.kind, start, end)
+    if current is not None:
+        yield current
 
 
 def simulate_chart(setting: SimulationSetting, simulation: Simulation) -> str:
@@ -202,8 +202,8 @@ def simulate_chart(setting: SimulationSetting, simulation: Simulation) -> str:
         f"{name}: " + ", ".join(f"{STREAMS[s]} {_share(phase.busy_s(s), phase):.0%}" for s in RESOURCES)
         for name, phase in phases
     )
-    used = {activity.kind for _, phase in phases for activity in phase.activities}
-    kinds = [kind for kind in KINDS if kind in used]
+    used_kinds = {activity.kind for _, phase in phases for activity in phase.activities}
+    kinds = [kind for kind in KINDS if kind in used_kinds]
     subtitle = f"on {setting.machine}; simulated, nothing was run"
     return svg(
         TOP + len(phases) * _phase_height() + -(-len(kinds) // LEGEND_COLUMNS) * LEGEND_STEP + MARGIN,

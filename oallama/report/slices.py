@@ -26,21 +26,21 @@ def ring_text(streamed_bytes: float) -> str:
 
 def streams_of(plan: Plan, streamed: Sequence[tuple[float, int]]) -> tuple[str, ...]:
     """Sentences on the copies to each device. streamed: (bytes of streamed weights, the device's number)."""
-    found: list[str] = []
+    sentences: list[str] = []
     names = device_texts(plan.device)
-    for number, own in enumerate(plan.split_settings):
+    for number, settings in enumerate(plan.split_settings):
         n_bytes = sum(n for n, device in streamed if device == number)
-        ring = [ring_text(n_bytes)] if n_bytes or own.token_assignment else []
-        tokens = [tokens_text(own.token_assignment)] if own.token_assignment else []
+        ring = [ring_text(n_bytes)] if n_bytes or settings.token_assignment else []
+        tokens = [tokens_text(settings.token_assignment)] if settings.token_assignment else []
         name = f"{device_name(names[number])}: " if len(names) > 1 else ""
-        found += [f"{name}{text}" for text in (*ring, *tokens)]
-    return tuple(found)
+        sentences += [f"{name}{text}" for text in (*ring, *tokens)]
+    return tuple(sentences)
 
 
 def tokens_text(table: TokenAssignment) -> str:
     """The prompt length from which the card computes a part of the CPU's tokens."""
-    first = min((n_tokens for n_tokens, n_g in table if n_g), default=0)
-    return f"for prompts of {first}+ tokens the card takes part of the CPU's share"
+    least_tokens = min((n_tokens for n_tokens, n_g in table if n_g), default=0)
+    return f"for prompts of {least_tokens}+ tokens the card takes part of the CPU's share"
 
 
 def percent_text(cut: Shares) -> str:
@@ -50,10 +50,10 @@ def percent_text(cut: Shares) -> str:
 
 def cut_text(row: Affinity) -> str:
     """`50/30/20 %`, or `32 of 128 experts` that are hot."""
-    place = row.placement
-    if n_hot := len(place.hot_experts):
+    placement = row.placement
+    if n_hot := len(placement.hot_experts):
         return f"{n_hot} of {row.shape[2]} experts"
-    return percent_text((place.cc, place.cg, place.gg))
+    return percent_text((placement.cc, placement.cg, placement.gg))
 
 
 def slices_table(rows: Sequence[Affinity]) -> Table | None:

@@ -91,7 +91,7 @@ def plain(t: Table, style: Callable[[str, bool], str] = lambda text, is_heading:
             padded.append(blanks + text if column.align == "right" else text + blanks)
         return gap.join(padded).rstrip()
 
-    lines = [style(each, True) for each in t.lines_of(t.title)] if t.title else []
+    lines = [style(title_line, True) for title_line in t.lines_of(t.title)] if t.title else []
     lines += [line([column.heading for column in t.columns], True), gap.join("-" * width for width in widths)]
     for row in t.rows:
         wrapped = (

@@ -78,7 +78,7 @@ def plural(count: int, noun: str) -> str:
 
 def device_name(device: str) -> str:
     """A device as requested, or several, without the parameters of emulated devices."""
-    return printable(" + ".join(one.partition(",")[0] for one in device_texts(device)))
+    return printable(" + ".join(device_text.partition(",")[0] for device_text in device_texts(device)))
 
 
 def policy_on(policy: str, device: str) -> str:

@@ -59,8 +59,8 @@ def _row(model: ModelInfo, row: WhatIf) -> dict[str, Any]:
         "gain": row.gain,
         "fits_whole": row.fits_whole,
         "stock_n_gpu_layers": n_gpu_layers(model.n_layer, stock.placement),
-        "stock_device_bytes": _used(stock),
-        "device_bytes": _used(best),
+        "stock_device_bytes": _used_bytes(stock),
+        "device_bytes": _used_bytes(best),
         "description": " + ".join(card.description for card in row.cards),
         **({} if len(row.cards) == 1 else {"cards": [_device(row, n, model.n_layer) for n in range(len(row.cards))]}),
     }
@@ -81,48 +81,50 @@ def _device(row: WhatIf, number: int, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _share(plan: VerifiedPlan, on: tuple[int, ...], number: int, n_layer: int) -> tuple[int, int]:
-    """(layers, bytes) of a card under a plan. on: the numbers of the cards that it uses."""
-    if number not in on:
+def _share(plan: VerifiedPlan, used_cards: tuple[int, ...], number: int, n_layer: int) -> tuple[int, int]:
+    """(layers, bytes) of a card under a plan. used_cards: the numbers of the cards that it uses."""
+    if number not in used_cards:
         return 0, 0
     if not plan.placement.device_layers:
-        return n_gpu_layers(n_layer, plan.placement), _used(plan)
+        return n_gpu_layers(n_layer, plan.placement), _used_bytes(plan)
     memory = plan.memory.devices[number]
     return plan.placement.device_layers[number], memory.limit - memory.spare
 
 
-def _used(decision: VerifiedPlan) -> int:
-    return decision.memory.limit - decision.memory.spare
+def _used_bytes(plan: VerifiedPlan) -> int:
+    return plan.memory.limit - plan.memory.spare
 
 
 def what_if_head(model: ModelInfo, workload: Workload, host: Host | None) -> str:
     """Title and headings. host: a described CPU; None: this machine's."""
-    beside = "this machine's CPU" if host is None else host.name
+    cpu_name = "this machine's CPU" if host is None else host.name
     title = textwrap.wrap(
-        f"{model_title(model)}, {workload.n_prompt} + {workload.n_gen} tokens, beside {beside}:", WIDTH
+        f"{model_title(model)}, {workload.n_prompt} + {workload.n_gen} tokens, beside {cpu_name}:", WIDTH
     )
-    above = f"{'':{NAME}} {'':{GB}} {'llama.cpp at its fastest':^{2 * TIME + WAY + 2}} {'oallama':^{2 * TIME + 1}}"
+    top_heading = (
+        f"{'':{NAME}} {'':{GB}} {'llama.cpp at its fastest':^{2 * TIME + WAY + 2}} {'oallama':^{2 * TIME + 1}}"
+    )
     names = ("card", "memory", "options", "prompt", "tokens/s", "prompt", "tokens/s", "gain")
-    return "\n".join([*title, CLAIM, "", above.rstrip(), _line(names), _line(["-" * width for width in WIDTHS])])
+    return "\n".join([*title, CLAIM, "", top_heading.rstrip(), _line(names), _line(["-" * width for width in WIDTHS])])
 
 
 def what_if_line(model: ModelInfo, row: WhatIf) -> str:
     """One card: times of stock llama.cpp at its fastest, and of our best plan."""
     stock, best = row.stock.predicted, row.best.predicted
     cells = (format_seconds(stock.ttft_s), _rate(stock), format_seconds(best.ttft_s), _rate(best))
-    above, name = (f"{row.name}\n", "") if len(row.name) > NAME else ("", row.name)
-    return above + _line((name, format_bytes(row.memory_bytes), row.stock.policy, *cells, f"{row.gain:.2f}×"))
+    name_line, name = (f"{row.name}\n", "") if len(row.name) > NAME else ("", row.name)
+    return name_line + _line((name, format_bytes(row.memory_bytes), row.stock.policy, *cells, f"{row.gain:.2f}×"))
 
 
 def _several_sentences(rows: Sequence[WhatIf], n_layer: int) -> list[str]:
     """The layers of each of several cards (the output counts as one), unless the row shows that."""
     sentences = []
     for row in (row for row in rows if len(row.cards) > 1):
-        each = [_device(row, number, n_layer) for number in range(len(row.cards))]
+        cards = [_device(row, number, n_layer) for number in range(len(row.cards))]
         ours = ", ".join(
-            f"{card['gpu']} {card['n_layers']}{' and slices' if card['has_slices'] else ''}" for card in each
+            f"{card['gpu']} {card['n_layers']}{' and slices' if card['has_slices'] else ''}" for card in cards
         )
-        stock = ", ".join(f"{card['gpu']} {card['stock_n_layers']}" for card in each)
+        stock = ", ".join(f"{card['gpu']} {card['stock_n_layers']}" for card in cards)
         sentences.append(f"{row.name}: layers under oallama's plan: {ours}; under llama.cpp's options: {stock}.")
     return sentences
 
@@ -139,23 +141,27 @@ def what_if_foot(
     ours = "the best plan of a quick search, or llama.cpp's options if no plan is predicted to be faster"
     if policy != "auto":
         ours = f"the plan of policy {policy}, even if slower than stock; the CPU alone if it does not fit"
-    who = "this machine's CPU" if host is None else host.name
+    cpu_name = "this machine's CPU" if host is None else host.name
     text = (
         "prompt: time to the first token. gain: for the whole run. options: the fastest of stock llama.cpp's --fit, "
         "-ngl, -ncmoe, these with --no-host, and its expert cache (moe-cache). "
         f"oallama: {ours}. At most {rows[0].stock.memory.fill:.0%} of a card's memory is "
-        f"used. Alone, {who} takes {format_seconds(alone.predicted.ttft_s)} for the prompt and generates "
+        f"used. Alone, {cpu_name} takes {format_seconds(alone.predicted.ttft_s)} for the prompt and generates "
         f"{rate_text(alone.predicted.tpot_s)}."
     )
     if step := step_text(workload.step, None):
         text += f" {step} Times are of each request."
-    sentences = [line for each in _several_sentences(rows, model.n_layer) for line in textwrap.wrap(each, WIDTH)]
+    sentences = [
+        line for sentence in _several_sentences(rows, model.n_layer) for line in textwrap.wrap(sentence, WIDTH)
+    ]
     return "\n".join(["", *sentences, *textwrap.wrap(text, WIDTH)]) + "\n"
 
 
 def _line(cells: Sequence[str]) -> str:
-    first, *others = cells
-    return " ".join([f"{first:<{NAME}}", *(f"{cell:>{width}}" for cell, width in zip(others, WIDTHS[1:], strict=True))])
+    first_cell, *other_cells = cells
+    return " ".join(
+        [f"{first_cell:<{NAME}}", *(f"{cell:>{width}}" for cell, width in zip(other_cells, WIDTHS[1:], strict=True))]
+    )
 
 
 def _rate(predicted: Predicted) -> str:
