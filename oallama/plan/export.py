@@ -75,7 +75,8 @@ def stock_device(plan: Plan) -> str:
     spec = parse_device(plan.device)
     n_local = len(spec.each) - len(spec.servers)
     local = [
-        f"{DEVICE_NAME}{number}" if one.is_emulated else one.name or "none" for number, one in enumerate(spec.each)
+        f"{DEVICE_NAME}{number}" if device.is_emulated else device.name or "none"
+        for number, device in enumerate(spec.each)
     ]
     return ",".join((*local[:n_local], *(f"RPC{number}" for number in range(len(spec.servers)))))
 
@@ -129,15 +130,15 @@ def stock_command(
     if device == "none":  # llama.cpp places tensors without a named layout
         patterns = tuple(pattern for pattern in patterns if pattern[1] is not None)
     arguments = [target, "-m", plan.model_path, *_workload(plan, target), *_attention(plan.attention)]
-    arguments += ["--rpc", ",".join(one.endpoint for one in spec.servers)] if spec.servers else []
-    between = "/" if target == "llama-bench" else ","  # llama-bench would run once for each value between commas
+    arguments += ["--rpc", ",".join(server.endpoint for server in spec.servers)] if spec.servers else []
+    separator = "/" if target == "llama-bench" else ","  # llama-bench would run once for each value between commas
     # without layers there llama.cpp is not given the device, on which it would keep a compute buffer; the plugin opens
     # the device itself
     n_layers = 0 if device == "none" else plan.n_gpu_layers
-    told = device if n_layers or plan.stock else "none"
-    arguments += ["--device", told.replace(",", between), "-ngl", str(n_layers)]
+    device_argument = device if n_layers or plan.stock else "none"
+    arguments += ["--device", device_argument.replace(",", separator), "-ngl", str(n_layers)]
     if device_layers := plan.device_layers(operators, n_layer_of(operators)):
-        arguments += ["-ts", between.join(map(str, device_layers))]
+        arguments += ["-ts", separator.join(map(str, device_layers))]
     arguments += stock_arguments(plan.stock, target) if plan.stock is not None else []
     arguments += draft_arguments(plan.draft, device, target) if plan.draft is not None else []
     arguments += _overrides(patterns, target)
@@ -183,8 +184,8 @@ def draft_arguments(draft: Draft, device: str, target: Target = "llama-server") 
         return [*arguments, "--spec-draft-n-max", str(draft.n_draft)]
     if not draft.model_path:
         return [*arguments, f"--spec-{draft.kind}-size-m", str(draft.n_draft)]
-    where = ["-devd", device, "-ngld", "all"] if draft.on_device else ["-devd", "none", "-ngld", "0"]
-    return [*arguments, "-md", draft.model_path, *where, "--spec-draft-n-max", str(draft.n_draft)]
+    placement = ["-devd", device, "-ngld", "all"] if draft.on_device else ["-devd", "none", "-ngld", "0"]
+    return [*arguments, "-md", draft.model_path, *placement, "--spec-draft-n-max", str(draft.n_draft)]
 
 
 def stock_flags(n_gpu_layers: int, options: StockOptions, n_ubatch: int = 0) -> str:
@@ -198,10 +199,10 @@ def _overridden(plan: Plan, operators: Sequence[Operator]) -> Sequence[Operator]
     if plan.stock is None:
         return operators
     n_layer = n_layer_of(operators)
-    first, n_cpu_moe = n_layer + 1 - plan.n_gpu_layers, plan.stock.n_cpu_moe
+    first_device_layer, n_cpu_moe = n_layer + 1 - plan.n_gpu_layers, plan.stock.n_cpu_moe
     return [
         operator for operator in operators
-        if operator.layer_in(n_layer) >= first
+        if operator.layer_in(n_layer) >= first_device_layer
         and not (operator.op == "MUL_MAT_ID" and operator.layer is not None and operator.layer < n_cpu_moe)
     ]  # fmt: skip
 
@@ -214,11 +215,11 @@ def _workload(plan: Plan, target: Target) -> list[str]:
     return ["-c", str(workload.n_ctx), *batch, "--fit", "off"]
 
 
-def _attention(planned: Attention | None) -> list[str]:
-    if planned is None:
+def _attention(attention: Attention | None) -> list[str]:
+    if attention is None:
         return []
-    types = [("-ctk", planned.type_k), ("-ctv", planned.type_v)]
-    return ["-fa", planned.flash_attn, *(word for flag, name in types if name != "f16" for word in (flag, name))]
+    types = [("-ctk", attention.type_k), ("-ctv", attention.type_v)]
+    return ["-fa", attention.flash_attn, *(word for flag, name in types if name != "f16" for word in (flag, name))]
 
 
 def _buft(layout: str | None, target: Target) -> str:

@@ -123,10 +123,11 @@ class Plan:
         return {"fingerprint": self.machine_fingerprint}
 
     def __repr__(self) -> str:
-        model, held = Path(self.model_path).name, self.memory
+        model, memory = Path(self.model_path).name, self.memory
         times = f", {_times(self.predicted)}" if self.predicted else ""
         weights = (
-            f"{format_bytes(held.weights_gpu)} of weights on the device, {format_bytes(held.weights_host)} on the host"
+            f"{format_bytes(memory.weights_gpu)} of weights on the device, "
+            f"{format_bytes(memory.weights_host)} on the host"
         )
         return f"<Plan {self.policy} for {model} on {self.device}: {weights}{times}>"
 
@@ -136,13 +137,15 @@ class Plan:
 
     def summary(self) -> str:
         """Return workload, placement of the weights, predicted times and the planner's notes as lines of text."""
-        workload, held = self.workload, self.memory
-        whole, divided = self.n_on("GPU"), self.n_on("split")
+        workload, memory = self.workload, self.memory
+        n_whole, n_split = self.n_on("GPU"), self.n_on("split")
         lines = [
             f"{Path(self.model_path).name} on {self.device}, policy {self.policy}",
             f"for {workload.n_prompt} prompt and {workload.n_gen} generated tokens in a context of {workload.n_ctx}",
-            f"{format_bytes(held.weights_gpu)} of weights on the device, {format_bytes(held.weights_host)} on the host",
-            f"operators: {whole} on the device, {divided} split, {len(self.operators) - whole - divided} on the CPU",
+            f"{format_bytes(memory.weights_gpu)} of weights on the device, "
+            f"{format_bytes(memory.weights_host)} on the host",
+            f"operators: {n_whole} on the device, {n_split} split, "
+            f"{len(self.operators) - n_whole - n_split} on the CPU",
             f"predicted: {_times(self.predicted)}" if self.predicted else "no prediction: planned without a profile",
             *map(in_python, self.notes),
         ]
@@ -158,10 +161,13 @@ class Plan:
         """The plan without the model's own drafts, for a load without its last block (MTP)."""
         if self.draft is None or self.draft.kind != "draft-mtp":
             return self
-        memory, left = replace(self.memory, spare=self.memory.spare + self.draft.device_bytes), self.draft.device_bytes
+        memory, draft_bytes = (
+            replace(self.memory, spare=self.memory.spare + self.draft.device_bytes),
+            self.draft.device_bytes,
+        )
         for name in ("weights_gpu", "compute", "kv"):  # the draft has only their sum
-            less = min(left, getattr(memory, name))
-            memory, left = replace(memory, **{name: getattr(memory, name) - less}), left - less
+            n_bytes = min(draft_bytes, getattr(memory, name))
+            memory, draft_bytes = replace(memory, **{name: getattr(memory, name) - n_bytes}), draft_bytes - n_bytes
         step = replace(self.workload.step, n_draft=0, accepted=0.0, mtp=False, shares_output=False)
         return replace(self, memory=memory, workload=replace(self.workload, step=step), draft=None)
 
@@ -189,17 +195,19 @@ class Plan:
         as a layer after the last. () for a single device. operators: of the plan's model. Raises PlanError for devices
         that do not ascend with the layers, which llama.cpp requires."""
         counts = [0] * len(device_texts(self.device))
-        if (most := max((row.device for row in self.operators), default=0)) >= len(counts):
-            raise PlanError(f"the plan has operators on device {most}, counted from 0, but its device is {self.device}")
+        if (last_device := max((row.device for row in self.operators), default=0)) >= len(counts):
+            raise PlanError(
+                f"the plan has operators on device {last_device}, counted from 0, but its device is {self.device}"
+            )
         if len(counts) == 1:
             return ()
         device_of = {operator.layer_in(n_layer): row.device for operator, row in self.pairs(operators)}
         device = 0
         for layer in range(n_layer + 1 - self.n_gpu_layers, n_layer + 1):
-            before, device = device, device_of.get(layer, device)
-            if device < before:
+            previous_device, device = device, device_of.get(layer, device)
+            if device < previous_device:
                 raise PlanError(
-                    f"the plan has layer {layer} on device {device} behind layers on device {before}; "
+                    f"the plan has layer {layer} on device {device} behind layers on device {previous_device}; "
                     "devices must ascend with the layers"
                 )
             counts[device] += 1
@@ -228,7 +236,7 @@ class Plan:
             )
         try:
             nested = from_json(_Nested, document, "plan")
-            known = {
+            flattened = {
                 **document,
                 "model_path": nested.model.path,
                 "model_fingerprint": nested.model.fingerprint,
@@ -237,7 +245,7 @@ class Plan:
                 "extra": {key: value for key, value in document.items() if key not in cls.JSON_KEYS},
                 **({"predicted": None} if document.get("predicted") == _UNPREDICTED else {}),
             }
-            plan = from_json(cls, known, "plan")
+            plan = from_json(cls, flattened, "plan")
         except CodecError as error:
             raise PlanError(f"{source}: {error}; {_REMEDY}") from None
         edited = [row.name for row in plan.operators if row.cut is not None and not _agrees(row)]
@@ -335,11 +343,11 @@ def _check(record: Plan) -> None:
         raise PlanError("the plan's draft must name a model if its kind is draft-simple, and only then")
     if record.draft is not None and record.draft.kind == "draft-mtp" and not record.workload.step.mtp:
         raise PlanError("the plan's draft is of kind draft-mtp, but its decode step is not; plan again")
-    seen: set[str] = set()
+    placed_names: set[str] = set()
     for row in record.operators:
-        if row.name in seen:
+        if row.name in placed_names:
             raise PlanError(f"operator {row.name} is placed twice; keep one entry")
-        seen.add(row.name)
+        placed_names.add(row.name)
         fractions = (row.gg, row.cg, row.cc)
         if not all(math.isfinite(fraction) and 0 <= fraction <= 1 for fraction in fractions):
             raise PlanError(f"operator {row.name} has a fraction outside 0..1: gg, cg, cc = {fractions}")
@@ -359,13 +367,13 @@ def _check_step(step: DecodeStep) -> None:
 
 def _check_tokens(table: Sequence[tuple[int, int]]) -> None:
     """n_tokens strictly ascending, and n_g at most n_tokens."""
-    last = 0
+    previous_n_tokens = 0
     for n_tokens, n_g in table:
-        if n_tokens <= last or not 0 <= n_g <= n_tokens:
+        if n_tokens <= previous_n_tokens or not 0 <= n_g <= n_tokens:
             raise PlanError(
                 f"token_assignment: n_g is {n_g} at {n_tokens} tokens; n_tokens must increase, n_g must not exceed it"
             )
-        last = n_tokens
+        previous_n_tokens = n_tokens
 
 
 def _same_names(planned: Iterable[str], actual: Sequence[str]) -> None:

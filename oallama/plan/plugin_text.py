@@ -60,10 +60,10 @@ def plugin_text(
     resident = _residents(operators, by_name, n_layer + 1 - plan.n_gpu_layers, settings)
     memories = plan.memory.devices or (plan.memory,) * max(1, len(device_names))
     for device in range(max(1, len(device_names))):
-        own = settings_of(settings, device)
+        device_settings = settings_of(settings, device)
         tensors = [
             _tensor_line(operator, by_name[operator.name], lives)
-            + (" n_g=0" if own.token_assignment and not takes_n_g(operator) else "")
+            + (" n_g=0" if device_settings.token_assignment and not takes_n_g(operator) else "")
             for operator, lives in zip(operators, resident, strict=True)
             if (every_operator or operator.name in split) and by_name[operator.name].device == device
         ]
@@ -74,7 +74,7 @@ def plugin_text(
         lines += [f"staging {memories[device].staging}"] if memories[device].staging > 0 else []
         rows = [row for row in plan.operators if row.device == device]
         has_hot, streams = any(row.hot_experts for row in rows), any(row.cg for row in rows)
-        lines += [*_stream_lines(own, has_hot, streams), *tensors]
+        lines += [*_stream_lines(device_settings, has_hot, streams), *tensors]
     return "\n".join(lines) + "\n"
 
 
@@ -91,11 +91,11 @@ def split_texts(
     lines: dict[int, list[str]] = {}
     for operator, lives in zip(operators, _residents(operators, by_name, first_device_layer, settings), strict=True):
         if needs_split(operator, by_name[operator.name], with_n_g):
-            whole = _tensor_line(operator, OperatorPlacement(operator.name, 0.0, 0.0, 1.0), lives)
-            lines.setdefault(by_name[operator.name].device, []).append(whole)
+            tensor_line = _tensor_line(operator, OperatorPlacement(operator.name, 0.0, 0.0, 1.0), lives)
+            lines.setdefault(by_name[operator.name].device, []).append(tensor_line)
     heads = {0: [FORMAT, _SUM]}
-    parts = ([*heads.get(device, ()), *lines.get(device, ())] for device in range(max(lines, default=-1) + 1))
-    return tuple("".join(f"{line}\n" for line in part) for part in parts)
+    device_lines = ([*heads.get(device, ()), *lines.get(device, ())] for device in range(max(lines, default=-1) + 1))
+    return tuple("".join(f"{line}\n" for line in part_lines) for part_lines in device_lines)
 
 
 def _stream_lines(settings: SplitSettings, has_hot: bool, streams: bool) -> list[str]:
@@ -134,7 +134,7 @@ def _residents(
             begin if device else first_device_layer,
             settings_of(settings, device).residents,
             is_later_device=device > 0,
-            hot=[at for at, i in enumerate(members) if rows[i].hot_experts],
+            hot=[member for member, i in enumerate(members) if rows[i].hot_experts],
         )
         for i, is_resident in zip(members, lives, strict=True):
             flags[i] = is_resident

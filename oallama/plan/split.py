@@ -27,13 +27,13 @@ def slice_counts(operator: Operator, row: OperatorPlacement) -> Counts:
     ]
     total = sum(counts.values())
     cuts = {"cc": counts["cc"], "cg": counts["cc"] + counts["cg"]}  # where CC ends, where CG ends
-    off = [name for name, cut in cuts.items() if cut % step and cut != extent]
-    for wrong in inexact or off:
-        fraction = fractions[wrong]
+    misaligned = [name for name, cut in cuts.items() if cut % step and cut != extent]
+    for invalid in inexact or misaligned:
+        fraction = fractions[invalid]
         nearest = min(round(fraction * extent / step) * step, extent) / extent
         raise PlanError(
-            f"operator {operator.name}: {wrong} = {fraction:.9g} is not a multiple of its split granularity, {step} of "
-            f"{extent} {_ELEMENTS[axis]}; the nearest is {nearest:.9g}"
+            f"operator {operator.name}: {invalid} = {fraction:.9g} is not a multiple of its split granularity, {step} "
+            f"of {extent} {_ELEMENTS[axis]}; the nearest is {nearest:.9g}"
         )
     if total != extent or min(counts.values()) < 0:
         raise PlanError(
