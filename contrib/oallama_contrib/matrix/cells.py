@@ -53,14 +53,14 @@ def read_matrix(path: Path, flags: Mapping[str, str]) -> tuple[str, tuple[Cell, 
     about, settings = document.pop("about", ""), document.pop("setting", None)
     if not isinstance(about, str):
         raise UsageError(f"{path}: about must be a string")
-    if not isinstance(settings, list) or not settings or not all(isinstance(each, dict) for each in settings):
+    if not isinstance(settings, list) or not settings or not all(isinstance(setting, dict) for setting in settings):
         raise UsageError(f"{path} has no [[setting]]: write one for each comparison")
     tables = [_one_value_each(path, {**document, **setting}, flags) for setting in settings]
-    options = [each for table in tables for each in table]
+    options = [cell_options for table in tables for cell_options in table]
     if len(options) > MAX_CELLS:
         raise UsageError(f"{path} has {len(options)} comparisons, more than {MAX_CELLS}: shorten its lists")
-    varied = [key for key in flags if len({_text(each.get(key, "")) for each in options}) > 1]
-    cells = tuple(Cell(_label(each, varied), _command(each, flags)) for each in options)
+    varied = [key for key in flags if len({_text(cell_options.get(key, "")) for cell_options in options}) > 1]
+    cells = tuple(Cell(_label(cell_options, varied), _command(cell_options, flags)) for cell_options in options)
     if len({cell.command for cell in cells}) < len(cells):
         raise UsageError(f"{path} has the same comparison twice: remove one")
     return about, cells
@@ -72,12 +72,12 @@ def _one_value_each(path: Path, table: Mapping[str, Any], flags: Mapping[str, st
         if key not in flags:
             raise UsageError(f"{path}: unknown key {key}; choose from about, setting, {', '.join(flags)}")
         values = value if isinstance(value, list) else [value]
-        if not values or not all(isinstance(each, (str, int, float)) for each in values):
+        if not values or not all(isinstance(item, (str, int, float)) for item in values):
             raise UsageError(f"{path}: {key} is neither a value nor a list of values")
     if "model" not in table:
         raise UsageError(f"{path}: a setting names no model")
-    alone = [[value] if key in JOINED or not isinstance(value, list) else value for key, value in table.items()]
-    return [dict(zip(table, values, strict=True)) for values in product(*alone)]
+    lists = [[value] if key in JOINED or not isinstance(value, list) else value for key, value in table.items()]
+    return [dict(zip(table, values, strict=True)) for values in product(*lists)]
 
 
 def _command(options: Mapping[str, Any], flags: Mapping[str, str]) -> tuple[str, ...]:
@@ -92,8 +92,8 @@ def _command(options: Mapping[str, Any], flags: Mapping[str, str]) -> tuple[str,
 
 
 def _label(options: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
-    found = {key: _text(options[key]) for key in keys if key in options}
-    return {key: Path(text).stem if key == "model" else text for key, text in found.items()}
+    texts = {key: _text(options[key]) for key in keys if key in options}
+    return {key: Path(text).stem if key == "model" else text for key, text in texts.items()}
 
 
 def _text(value: Any) -> str:
@@ -103,13 +103,13 @@ def _text(value: Any) -> str:
 def measured_tests(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> list[MeasuredTest]:
     """The rows of each test of each cell that has any, beside the fastest stock arm."""
     labels = {cell.command: cell.label for cell in cells}
-    found = []
+    measured = []
     for outcome in outcomes:
         tests = [(test, tuple(rows)) for test, rows in groupby(outcome.rows, _test)]
         for test, rows in tests:
             label = {**labels[outcome.command], **({"test": test} if len(tests) > 1 else {})}
-            found.append(MeasuredTest(label, rows, against_stock(rows)))
-    return found
+            measured.append(MeasuredTest(label, rows, against_stock(rows)))
+    return measured
 
 
 def against_stock(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, float | None], ...]:
@@ -120,7 +120,7 @@ def against_stock(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, float |
         return (("", None),) * len(rows)
     best = min(stock, key=lambda row: mean(row["samples_ns"]))
 
-    def of(row: Mapping[str, Any]) -> tuple[str, float | None]:
+    def row_ratio(row: Mapping[str, Any]) -> tuple[str, float | None]:
         if row["problems"]:
             return "refused", None
         if (row["same_as"] or row["arm"]) == (best["same_as"] or best["arm"]):
@@ -130,7 +130,7 @@ def against_stock(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, float |
             return "too few samples", None
         return f"{ratio.value:.2f} ({ratio.low:.2f}..{ratio.high:.2f})", ratio.value
 
-    return tuple(of(row) for row in rows)
+    return tuple(row_ratio(row) for row in rows)
 
 
 def _test(row: Mapping[str, Any]) -> str:
@@ -145,24 +145,24 @@ class ResultFile:
         self.path = path
         self.about = about
         self._order = [cell.command for cell in cells]
-        self._found = {outcome.command: outcome for outcome in self._read()}
-        other = next((command for command in self._found if command not in self._order), None)
-        if other is not None:
+        self._outcomes = {outcome.command: outcome for outcome in self._read()}
+        unknown = next((command for command in self._outcomes if command not in self._order), None)
+        if unknown is not None:
             raise UsageError(
-                f"{path} is the result of another matrix, with `{' '.join(other)}`: name another file with -o"
+                f"{path} is the result of another matrix, with `{' '.join(unknown)}`: name another file with -o"
             )
 
     @property
     def outcomes(self) -> list[Outcome]:
         """Outcomes so far, in the order of the matrix."""
-        return [self._found[command] for command in self._order if command in self._found]
+        return [self._outcomes[command] for command in self._order if command in self._outcomes]
 
     def is_done(self, cell: Cell) -> bool:
-        found = self._found.get(cell.command)
-        return found is not None and not found.error
+        outcome = self._outcomes.get(cell.command)
+        return outcome is not None and not outcome.error
 
     def put(self, outcome: Outcome) -> None:
-        self._found[outcome.command] = outcome
+        self._outcomes[outcome.command] = outcome
         try:
             write_whole(self.path, json.dumps(finite(self.document()), indent=1, allow_nan=False) + "\n")
         except OSError as error:
@@ -185,6 +185,6 @@ class ResultFile:
         if not isinstance(document, dict) or document.get("version") != VERSION or "cells" not in document:
             raise UsageError(f"{self.path} is not the result of a matrix: name another file with -o")
         try:
-            return [from_json(Outcome, each, f"cell {number}") for number, each in enumerate(document["cells"])]
+            return [from_json(Outcome, cell, f"cell {number}") for number, cell in enumerate(document["cells"])]
         except (CodecError, TypeError) as error:
             raise UsageError(f"{self.path}: {error}; remove it, or name another file with -o") from None

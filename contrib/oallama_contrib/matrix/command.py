@@ -32,13 +32,13 @@ GRACE_S = 15.0  # for a comparison that is told to end, to end its arms
 def matrix(context: click.Context, file: str, values: Mapping[str, Any]) -> None:
     """--matrix: take the tests from a file instead of the command's other options, whose values are given. Raises
     UsageError for options that the file sets."""
-    given = [
+    given_options = [
         parameter.opts[0] for parameter in context.command.params
         if parameter.name not in BESIDE
         and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
     ]  # fmt: skip
-    if given:
-        raise UsageError(f"{file} defines the tests; omit {', '.join(given)}")
+    if given_options:
+        raise UsageError(f"{file} defines the tests; omit {', '.join(given_options)}")
     form, output = values["output"]
     if output is not None and form != "json":
         raise UsageError("a matrix result is JSON; name a .json file with -o")
@@ -53,25 +53,25 @@ def run_matrix(command: click.Command, matrix: Path, target: Path, as_json: bool
     for cell in cells:
         _check(command, matrix, cell)
 
-    def taken() -> None:  # each would leave out what the other has measured
+    def refuse_second() -> None:  # each would leave out what the other has measured
         raise UsageError(f"another process is measuring {matrix}; wait until it ends")
 
     with matrix.open("rb") as file:
-        lock_file(file, taken)
+        lock_file(file, refuse_second)
         _run(about or matrix.stem, cells, target, as_json, progress)
 
 
 def _run(about: str, cells: Sequence[Cell], target: Path, as_json: bool, progress: bool | None) -> None:
     check_result(str(target))
     result = ResultFile(target, about, cells)
-    shown = is_terminal(sys.stderr) if progress is None else progress
+    shows_progress = is_terminal(sys.stderr) if progress is None else progress
     try:
         for number, cell in enumerate(cells, start=1):
             if not result.is_done(cell):
-                if shown:
+                if shows_progress:
                     log(f"[{number}/{len(cells)}] {cell.name}")
                 result.put(outcome := measured(cell))
-                if shown:
+                if shows_progress:
                     log(f"    {outcome.error or f'{outcome.seconds:.0f} s'}")
     finally:
         _tell(result, cells, as_json)
@@ -99,22 +99,22 @@ def measured(cell: Cell) -> Outcome:
     start, pipe = time.monotonic(), subprocess.PIPE
     command = [sys.executable, "-m", "oallama", "bench", *cell.command, "--json", "--no-progress"]
     words, environment = with_us(command, os.environ)
-    with ExitStack() as started:
+    with ExitStack() as cleanup:
         with held_interrupt():  # as long as nobody would end it
             child = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True, encoding="utf-8",
                 errors="replace", env=environment,
             )  # fmt: skip
-            started.enter_context(child)
-            started.callback(_end, child)
-        out, told = child.communicate()
+            cleanup.enter_context(child)
+            cleanup.callback(_end, child)
+        output, error_output = child.communicate()
     status = child.returncode
     if status in (130, 143):
         raise KeyboardInterrupt
-    said = [line for line in told.splitlines() if line.startswith("oallama: ")]
-    why = said[-1].removeprefix("oallama: ") if said else f"ended with status {status} and no message"
-    rows = tuple(json.loads(out)) if status == 0 else ()
-    return Outcome(cell.command, round(time.monotonic() - start, 1), rows, "" if status == 0 else why)
+    messages = [line for line in error_output.splitlines() if line.startswith("oallama: ")]
+    error = messages[-1].removeprefix("oallama: ") if messages else f"ended with status {status} and no message"
+    rows = tuple(json.loads(output)) if status == 0 else ()
+    return Outcome(cell.command, round(time.monotonic() - start, 1), rows, "" if status == 0 else error)
 
 
 def _end(child: subprocess.Popen[str]) -> None:
@@ -132,16 +132,18 @@ def _tell(result: ResultFile, cells: Sequence[Cell], as_json: bool) -> None:
     """Print the table, or the result as JSON, and write the picture."""
     from oallama_contrib.matrix.report import matrix_chart, matrix_table
 
-    found = result.outcomes
+    outcomes = result.outcomes
     if as_json:
         emit_json(result.document())
-    if not found:
+    if not outcomes:
         return
-    rows = measured_tests(cells, found)
+    rows = measured_tests(cells, outcomes)
     names = {cell.command: cell.name for cell in cells}
-    failed = [f"not measured: {names[each.command]}: {each.error}" for each in found if each.error]
-    left = len(cells) - len(found)
+    failed = [f"not measured: {names[outcome.command]}: {outcome.error}" for outcome in outcomes if outcome.error]
+    n_missing = len(cells) - len(outcomes)
     if not as_json:
-        show([matrix_table(result.about, rows, [*failed, *([f"{left} are not measured yet"] if left else [])])])
+        show(
+            [matrix_table(result.about, rows, [*failed, *([f"{n_missing} are not measured yet"] if n_missing else [])])]
+        )
     if rows:
         deliver(matrix_chart(result.about, rows), str(result.path.with_suffix(".svg")))

@@ -27,51 +27,51 @@ class MeasuredTest:
     ratios: tuple[tuple[str, float | None], ...]  # "" and None where there is no such figure
 
 
-def matrix_table(about: str, measured: Sequence[MeasuredTest], missing: Iterable[str]) -> Table:
+def matrix_table(about: str, tests: Sequence[MeasuredTest], missing: Iterable[str]) -> Table:
     """missing: a sentence for each cell without a result."""
-    keys = list(dict.fromkeys(key for each in measured for key in each.label))
+    keys = list(dict.fromkeys(key for test in tests for key in test.label))
     rows = [
-        (*(each.label.get(key, "") for key in keys), str(row["arm"]), _seconds(row["ttft_s"]), _seconds(row["tpot_s"]),
+        (*(test.label.get(key, "") for key in keys), str(row["arm"]), _seconds(row["ttft_s"]), _seconds(row["tpot_s"]),
          _predicted(row), ratio, f"{row['device_bytes'] / 2**20:.0f}")
-        for each in measured for row, (ratio, _) in zip(each.rows, each.ratios, strict=True)
+        for test in tests for row, (ratio, _) in zip(test.rows, test.ratios, strict=True)
     ]  # fmt: skip
     headings = "|".join([*keys, "arm", ">TTFT", ">TPOT", ">predicted", ">× stock (95 %)", ">device MiB"])
-    return table(about, headings, rows, [*_totals(measured), *missing])
+    return table(about, headings, rows, [*_totals(tests), *missing])
 
 
-def matrix_chart(about: str, measured: Sequence[MeasuredTest]) -> str:
+def matrix_chart(about: str, tests: Sequence[MeasuredTest]) -> str:
     """The picture as SVG: a group for each test of each cell, which has a scale of its own."""
     groups = tuple(
         BarGroup(
-            ", ".join(each.label.values()),
-            tuple(ChartLine(_label(row, each), ((_bar(row, "ttft"),), (_bar(row, "tpot"),))) for row in each.rows),
+            ", ".join(test.label.values()),
+            tuple(ChartLine(_label(row, test), ((_bar(row, "ttft"),), (_bar(row, "tpot"),))) for row in test.rows),
         )
-        for each in measured
+        for test in tests
     )
-    machines = dict.fromkeys(str(row["gpu_info"] or row["cpu_info"]) for each in measured for row in each.rows)
+    machines = dict.fromkeys(str(row["gpu_info"] or row["cpu_info"]) for test in tests for row in test.rows)
     return times_chart(about, f"{', '.join(machines)}; seconds, so shorter is better", groups, about)
 
 
-def _label(row: Row, measured: MeasuredTest) -> str:
+def _label(row: Row, test: MeasuredTest) -> str:
     """An arm's name for readers."""
     arm = str(row["arm"])
     if arm.startswith("stock-"):
         return "llama.cpp, best" if arm == "stock-best" else f"llama.cpp --{arm.removeprefix('stock-')}"
-    is_only = sum(not str(other["arm"]).startswith("stock-") for other in measured.rows) == 1
+    is_only = sum(not str(test_row["arm"]).startswith("stock-") for test_row in test.rows) == 1
     return "oallama" if is_only else f"oallama {arm}"
 
 
-def _totals(measured: Sequence[MeasuredTest]) -> list[str]:
+def _totals(tests: Sequence[MeasuredTest]) -> list[str]:
     """Least, greatest and mean ratio of each arm other than stock's."""
-    found: dict[str, list[float]] = {}
-    for each in measured:
-        for row, (_, ratio) in zip(each.rows, each.ratios, strict=True):
+    ratios_by_arm: dict[str, list[float]] = {}
+    for test in tests:
+        for row, (_, ratio) in zip(test.rows, test.ratios, strict=True):
             if ratio is not None and not str(row["arm"]).startswith("stock"):
-                found.setdefault(str(row["arm"]), []).append(ratio)
+                ratios_by_arm.setdefault(str(row["arm"]), []).append(ratio)
     return [
         f"{arm}: {min(ratios):.2f} to {max(ratios):.2f} times as fast as the fastest stock arm, "
         f"{geometric_mean(ratios):.2f} in the geometric mean of {len(ratios)}"
-        for arm, ratios in found.items()
+        for arm, ratios in ratios_by_arm.items()
     ]
 
 
@@ -80,8 +80,8 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _predicted(row: Row) -> str:
-    found = row["predicted"] or {}
-    return ", ".join(format_seconds(found[key]) for key in ("ttft_s", "tpot_s") if found.get(key))
+    predicted = row["predicted"] or {}
+    return ", ".join(format_seconds(predicted[key]) for key in ("ttft_s", "tpot_s") if predicted.get(key))
 
 
 def _bar(row: Row, name: str) -> TimeBar:

@@ -36,9 +36,9 @@ class Link:
 
 def chained(costs: Costs, budget: OperatorBudget) -> Placement:
     """The placement with the least sum of the chain: norms and KV of all layers on the device, or of as many as fit."""
-    first = first_that_fits(costs.graph.n_layer, budget)
-    on_device, _ = least_chain(*chain(costs, first), max(0, budget(first)))
-    return placed_whole(costs, on_device, first) if any(on_device) else cpu(costs)
+    first_device_layer = first_that_fits(costs.graph.n_layer, budget)
+    on_device, _ = least_chain(*chain(costs, first_device_layer), max(0, budget(first_device_layer)))
+    return placed_whole(costs, on_device, first_device_layer) if any(on_device) else cpu(costs)
 
 
 @policy(
@@ -59,10 +59,12 @@ def chain(costs: Costs, first_device_layer: int) -> tuple[list[Link], float]:
         if node.operator is None:
             continue
         index = node.operator
-        read = [graph.nodes[source] for source in node.inputs]
-        per_token = sum(each.bytes_per_token for each in read if not each.outputs_only)
-        per_output = sum(each.bytes_per_token for each in read if each.outputs_only)
-        enter_s = costs.rates.seconds_over(DeviceCopies(1, 1, len(read), 0, per_token, 0, per_output, 0), costs.passes)
+        inputs = [graph.nodes[source] for source in node.inputs]
+        per_token = sum(node_read.bytes_per_token for node_read in inputs if not node_read.outputs_only)
+        per_output = sum(node_read.bytes_per_token for node_read in inputs if node_read.outputs_only)
+        enter_s = costs.rates.seconds_over(
+            DeviceCopies(1, 1, len(inputs), 0, per_token, 0, per_output, 0), costs.passes
+        )
         cost = costs.operators[index]
         is_device = graph.operator_layer[index] >= first_device_layer
         links.append(Link(cost.bytes, cost.t_cpu_s, cost.t_gpu_s if is_device else None, enter_s, leave_s))
@@ -92,18 +94,18 @@ def least_chain(links: Sequence[Link], back_s: float, budget: int) -> tuple[tupl
         next_device, device_stays = np.full(n_units, inf), np.zeros(n_units, dtype=bool)
         size = -(-link.bytes // unit)
         if link.gpu_s is not None and size < n_units:
-            left = n_units - size
-            stay, enter = device[:left], host[:left] + link.enter_s
+            n_left = n_units - size
+            stay, enter = device[:n_left], host[:n_left] + link.enter_s
             device_stays[size:] = stay <= enter
             next_device[size:] = np.minimum(stay, enter) + link.gpu_s
         host, device = next_host, next_device
         stayed.append((host_stays, device_stays))
-    at, is_device = n_units - 1, bool(device[-1] + back_s < host[-1])
+    units, is_device = n_units - 1, bool(device[-1] + back_s < host[-1])
     seconds = float(device[-1] + back_s if is_device else host[-1])
-    chosen: list[bool] = []
+    on_device: list[bool] = []
     for link, (host_stays, device_stays) in zip(reversed(links), reversed(stayed), strict=True):
-        chosen.append(is_device)
-        stays = bool((device_stays if is_device else host_stays)[at])
-        at -= -(-link.bytes // unit) if is_device else 0
-        is_device = is_device if stays else not is_device
-    return tuple(reversed(chosen)), seconds
+        on_device.append(is_device)
+        same_side = bool((device_stays if is_device else host_stays)[units])
+        units -= -(-link.bytes // unit) if is_device else 0
+        is_device = is_device if same_side else not is_device
+    return tuple(reversed(on_device)), seconds

@@ -27,40 +27,45 @@ from oallama.planner.problem import Problem
 from oallama.planner.slicer import Slicer
 
 
-def experts_last(costs: Costs, operators: Sequence[Operator], first: int, budget: int) -> Placement:
-    """Whatever is no expert in the layers from `first` on, then the experts of whole layers from the end, as fits."""
+def experts_last(costs: Costs, operators: Sequence[Operator], first_device_layer: int, budget: int) -> Placement:
+    """Whatever is no expert in the layers from first_device_layer on, then the experts of whole layers
+    from the end, as fits."""
     experts: dict[int, list[int]] = {}
-    others: list[int] = []
+    non_experts: list[int] = []
     for i, (cost, layer) in enumerate(zip(costs.operators, costs.graph.operator_layer, strict=True)):
-        if layer >= first and cost.t_gpu_s is not None:
-            (experts.setdefault(layer, []) if operators[i].op == "MUL_MAT_ID" else others).append(i)
-    units = [*((i,) for i in others), *(tuple(experts[layer]) for layer in sorted(experts, reverse=True))]
+        if layer >= first_device_layer and cost.t_gpu_s is not None:
+            (experts.setdefault(layer, []) if operators[i].op == "MUL_MAT_ID" else non_experts).append(i)
+    units = [*((i,) for i in non_experts), *(tuple(experts[layer]) for layer in sorted(experts, reverse=True))]
     sizes = [sum(operators[i].bytes for i in unit) for unit in units]
     chosen = {i for n in fill(range(len(units)), sizes, budget) for i in units[n]}
-    return placed_whole(costs, [i in chosen for i in range(len(operators))], first) if chosen else cpu(costs)
+    return (
+        placed_whole(costs, [i in chosen for i in range(len(operators))], first_device_layer) if chosen else cpu(costs)
+    )
 
 
-def copied_from(cut_blocks: CutBlocks, pricing: Pricing, most: int, also: Sequence[int] = ()) -> int | None:
-    """The fewest tokens of a batch from which on, up to `most`, all of them take less on the device, with the weights
-    copied there, than on the CPU. None: no batch does. also: batch sizes to look at."""
+def copied_from(cut_blocks: CutBlocks, pricing: Pricing, max_tokens: int, more_sizes: Sequence[int] = ()) -> int | None:
+    """The fewest tokens of a batch from which on, up to max_tokens, all of them take less on the device, with the
+    weights copied there, than on the CPU. None: no batch does. more_sizes: batch sizes to look at."""
 
     def pays(n: int) -> bool:
         return pass_seconds(cut_blocks, pricing, n, n) < pass_seconds(cut_blocks, pricing, n, 0)
 
-    lengths = sorted({2**i for i in range(most.bit_length())} | {most, *(n for n in also if n <= most)})
+    lengths = sorted(
+        {2**i for i in range(max_tokens.bit_length())} | {max_tokens, *(n for n in more_sizes if n <= max_tokens)}
+    )
     paying = list(takewhile(pays, reversed(lengths)))
     if not paying:
         return None
-    below = lengths[-len(paying) - 1] if len(paying) < len(lengths) else 0
-    between = range(below + 1, paying[-1])  # of these the larger ones pay
-    return below + 1 + bisect_left(between, True, key=pays)
+    longest_not_paying = lengths[-len(paying) - 1] if len(paying) < len(lengths) else 0
+    candidates = range(longest_not_paying + 1, paying[-1])  # of these the larger ones pay
+    return longest_not_paying + 1 + bisect_left(candidates, True, key=pays)
 
 
-def token_table(first: int | None, most: int) -> TokenTable:
+def token_table(first: int | None, max_tokens: int) -> TokenTable:
     """n_g is all tokens from `first` on, and none before; None: none of any batch."""
     if first is None:
-        return ((most, 0),)
-    return tuple(dict.fromkeys(((n, g) for n, g in ((first - 1, 0), (first, first), (most, most)) if n)))
+        return ((max_tokens, 0),)
+    return tuple(dict.fromkeys(((n, g) for n, g in ((first - 1, 0), (first, first), (max_tokens, max_tokens)) if n)))
 
 
 def with_split(slicer: Slicer, whole: Placement, phase: Phase, budget: int, copies: bool) -> Placement | None:
@@ -76,9 +81,9 @@ def with_split(slicer: Slicer, whole: Placement, phase: Phase, budget: int, copi
     cut_blocks = [(kind.in_split if kind.takes_n_g else kind, kind.all_host) for kind in plain]
     workload = slicer.workload
     lengths = [p.n_tokens for p in passes(workload, "mixed")]
-    most = workload.largest_batch
-    table = token_table(copied_from(cut_blocks, slicer.pricing, most, lengths) if copies else None, most)
-    staging = staging_bytes(cut_blocks, slicer.pricing.streaming, most, most_n_g(table, most))
+    max_tokens = workload.largest_batch
+    table = token_table(copied_from(cut_blocks, slicer.pricing, max_tokens, lengths) if copies else None, max_tokens)
+    staging = staging_bytes(cut_blocks, slicer.pricing.streaming, max_tokens, most_n_g(table, max_tokens))
     if staging > budget:
         return None
     return slicer.placed(whole, slicer.priced(blocks, cut_blocks, table, staging=staging), phase)
@@ -94,23 +99,27 @@ def fiddler(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     operators, costs, phase = problem.operators, budget.costs, budget.request.phase
     if all(operator.op != "MUL_MAT_ID" for operator in operators):
         raise UsageError("policy fiddler needs a model with experts; use layers or oato")
-    slicer, first, (all_bytes, weights_bytes) = (
+    slicer, first_device_layer, (all_bytes, weights_bytes) = (
         budget.slicer(budget.workload),
         budget.first_device_layer,
         budget.cut_bytes(),
     )
-    whole = experts_last(costs, operators, first, min(all_bytes, weights_bytes))
+    whole = experts_last(costs, operators, first_device_layer, min(all_bytes, weights_bytes))
     yield from (
         placement for placement in (with_split(slicer, whole, phase, all_bytes, False), whole) if placement is not None
     )
-    left = all_bytes
+    experts_budget = all_bytes
     for _ in range(2):  # what the largest block needs may depend on which experts are left
         copying = with_split(
-            slicer, experts_last(costs, operators, first, min(left, weights_bytes)), phase, all_bytes, True
+            slicer,
+            experts_last(costs, operators, first_device_layer, min(experts_budget, weights_bytes)),
+            phase,
+            all_bytes,
+            True,
         )
         if copying is None:
             break
-        left = all_bytes - copying.split.staging_bytes
-        if whole_bytes(operators, copying.on_device) <= left:
+        experts_budget = all_bytes - copying.split.staging_bytes
+        if whole_bytes(operators, copying.on_device) <= experts_budget:
             yield copying
             break

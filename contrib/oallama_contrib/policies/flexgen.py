@@ -22,24 +22,24 @@ def streamed(kind: BlockType) -> Cut:
     return Cut(0, kind.block.extent, 0)
 
 
-def order(found: Sequence[Module]) -> list[int]:
+def order(modules: Sequence[Module]) -> list[int]:
     """What cannot be streamed first. Then the last modules of every layer, as FlexGen's share begins at a layer's end;
     where memory does not last for those of all layers, of layers that lie evenly among the others, so that copies have
     what is computed on either side of them to hide behind."""
     in_layer: dict[int | None, int] = {}
     from_end: dict[int, int] = {}
-    for i in reversed(range(len(found))):
-        from_end[i] = in_layer.get(found[i].layer, 0)
-        in_layer[found[i].layer] = from_end[i] + 1
-    n_bits = max((module.layer for module in found if module.layer is not None), default=0).bit_length()
+    for i in reversed(range(len(modules))):
+        from_end[i] = in_layer.get(modules[i].layer, 0)
+        in_layer[modules[i].layer] = from_end[i] + 1
+    n_bits = max((module.layer for module in modules if module.layer is not None), default=0).bit_length()
 
     def rank(i: int) -> tuple[int, int, int]:
-        module = found[i]
+        module = modules[i]
         if module.cut is None or module.layer is None:
             return (-1, 0, i)
         return (from_end[i], _reversed_bits(module.layer, n_bits), i)
 
-    return sorted(range(len(found)), key=rank)
+    return sorted(range(len(modules)), key=rank)
 
 
 def _reversed_bits(number: int, n_bits: int) -> int:
@@ -53,5 +53,5 @@ def _reversed_bits(number: int, n_bits: int) -> int:
     "program",
 )  # fmt: skip
 def flexgen(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
-    slicer, base, found = modules_in(problem, budget, streamed)
-    yield place_modules(slicer, found, order(found), base, budget.costs, budget.request.phase, *budget.cut_bytes())
+    slicer, base, modules = modules_in(problem, budget, streamed)
+    yield place_modules(slicer, modules, order(modules), base, budget.costs, budget.request.phase, *budget.cut_bytes())

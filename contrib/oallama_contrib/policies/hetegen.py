@@ -46,14 +46,14 @@ def _balance(gemms: Gemms, rates: SliceRates) -> Balance:
     """The share with which T_CPU = T_GPU + T_COM of mul-mats that are cut at one share (Eq. 4, 8 and 10), found by
     halving; 0 or 1 where one side takes longer with its least share than the other with the rest. Equal layers share
     the result."""
-    beside = interference_at(rates.interference, 1)
+    interference = interference_at(rates.interference, 1)
 
     def cpu_s(share: float) -> float:
-        return gemms.cpu_s(1 - share, 1) / (beside.cpu_with_link if share else 1.0)
+        return gemms.cpu_s(1 - share, 1) / (interference.cpu_with_link if share else 1.0)
 
     def com_s(share: float) -> float:
         copied_s = gemms.copy_s(rates.weights, share, 1)
-        return copied_s / (beside.link_with_cpu if share < 1 else 1.0) + gemms.gpu_s(share, 1)
+        return copied_s / (interference.link_with_cpu if share < 1 else 1.0) + gemms.gpu_s(share, 1)
 
     low, high = LEAST, 1 - LEAST
     if cpu_s(low) <= com_s(low):
@@ -61,8 +61,8 @@ def _balance(gemms: Gemms, rates: SliceRates) -> Balance:
     if cpu_s(high) >= com_s(high):
         return Balance(1.0, com_s(1.0))
     for _ in range(HALVINGS):
-        between = (low + high) / 2
-        low, high = (between, high) if cpu_s(between) > com_s(between) else (low, between)
+        middle = (low + high) / 2
+        low, high = (middle, high) if cpu_s(middle) > com_s(middle) else (low, middle)
     return Balance(low, cpu_s(low))
 
 
@@ -73,7 +73,7 @@ def cut(kind: BlockType, pricing: Pricing) -> Cut:
     return Cut(cc, extent - cc, 0)
 
 
-def order(found: Sequence[Module], pricing: Pricing) -> list[int]:
+def order(modules: Sequence[Module], pricing: Pricing) -> list[int]:
     """What is no module of a layer first, as the paper leaves it on the GPU (section 4.2); then by falling
     g = T̄_CPU(ᾱ) / M (Eq. 13), earlier ones of equals first."""
 
@@ -82,8 +82,8 @@ def order(found: Sequence[Module], pricing: Pricing) -> list[int]:
             return float("inf")
         return (module.cpu_s if module.cut is None else balance(module.cut[0], pricing).seconds) / module.bytes
 
-    gains = [gain(module) for module in found]
-    return sorted(range(len(found)), key=lambda i: (-gains[i], i))
+    gains = [gain(module) for module in modules]
+    return sorted(range(len(modules)), key=lambda i: (-gains[i], i))
 
 
 @policy(
@@ -93,7 +93,7 @@ def order(found: Sequence[Module], pricing: Pricing) -> list[int]:
 )  # fmt: skip
 def hetegen(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     pricing = budget.slicer(budget.workload).pricing
-    slicer, base, found = modules_in(problem, budget, partial(cut, pricing=pricing))
+    slicer, base, modules = modules_in(problem, budget, partial(cut, pricing=pricing))
     yield place_modules(
-        slicer, found, order(found, pricing), base, budget.costs, budget.request.phase, *budget.cut_bytes()
+        slicer, modules, order(modules, pricing), base, budget.costs, budget.request.phase, *budget.cut_bytes()
     )

@@ -53,23 +53,23 @@ def modules(
         block.operators[0]: cut_of(slicer.fastest(block.types))
         for block in slicer.blocks(base, cuts=range(len(operators)))
     }
-    found: dict[int, Module] = {}
+    by_first: dict[int, Module] = {}
     for block in slicer.blocks(base, cuts=[cuts.get(i) for i in range(len(operators))]):
         members, kind = block.operators, slicer.fastest(block.types)
         layer = operators[members[0]].layer
         if layer is not None:
             cut = (kind, cuts[members[0]])
-            found[members[0]] = Module(members, layer, kind.block.bytes, kind.gemms.cpu_s(1.0, 1), cut)
-    inside = {i for module in found.values() for i in module.operators}
-    for i, (operator, whole) in enumerate(zip(operators, costs.operators, strict=True)):
-        if i not in inside and not base.on_device[i] and whole.t_gpu_s is not None:
-            found[i] = Module((i,), operator.layer, operator.bytes, whole.t_cpu_s, None)
-    return tuple(found[i] for i in sorted(found))
+            by_first[members[0]] = Module(members, layer, kind.block.bytes, kind.gemms.cpu_s(1.0, 1), cut)
+    in_modules = {i for module in by_first.values() for i in module.operators}
+    for i, (operator, cost) in enumerate(zip(operators, costs.operators, strict=True)):
+        if i not in in_modules and not base.on_device[i] and cost.t_gpu_s is not None:
+            by_first[i] = Module((i,), operator.layer, operator.bytes, cost.t_cpu_s, None)
+    return tuple(by_first[i] for i in sorted(by_first))
 
 
 def place_modules(
     slicer: Slicer,
-    found: Sequence[Module],
+    candidates: Sequence[Module],
     order: Sequence[int],
     base: Placement,
     costs: Costs,
@@ -83,24 +83,26 @@ def place_modules(
     norms and KV are there may be whole. budget: bytes for modules and staging; weights_budget: for modules. A module
     whose part does not fit a slot of the ring stays whole on the CPU.
     """
-    found = _with_slots(slicer, found, budget)
+    candidates = _with_slots(slicer, candidates, budget)
 
     def may_be_there(module: Module) -> bool:
         return costs.graph.operator_layer[module.operators[0]] >= base.first_device_layer
 
-    ranked = [i for i in order if may_be_there(found[i])]
-    sizes = [module.bytes for module in found]
+    ranked = [i for i in order if may_be_there(candidates[i])]
+    sizes = [module.bytes for module in candidates]
 
     staging, needed = -1, 0
     while needed > staging:  # what the modules that stay need of the device is taken off the budget for the others
         staging = needed
         chosen = fill(ranked, sizes, min(budget - staging, weights_budget))
-        needed = staging_of(slicer, [module for i, module in enumerate(found) if i not in chosen])
+        needed = staging_of(slicer, [module for i, module in enumerate(candidates) if i not in chosen])
         if sum(sizes[i] for i in chosen) + needed <= budget:
             break
-    placement = placed_modules(slicer, found, chosen, base, costs, phase, needed)
-    left = [m.operators for i, m in enumerate(found) if i not in chosen and m.cut is not None and m.cut[1].is_whole]
-    n_left = sum(map(len, left))
+    placement = placed_modules(slicer, candidates, chosen, base, costs, phase, needed)
+    unsplit = [
+        m.operators for i, m in enumerate(candidates) if i not in chosen and m.cut is not None and m.cut[1].is_whole
+    ]
+    n_left = sum(map(len, unsplit))
     if not n_left:
         return placement
     note = f"{n_left} operators stay whole on the CPU: splitting gains nothing, or no part fits the ring"
@@ -109,7 +111,7 @@ def place_modules(
 
 def placed_modules(
     slicer: Slicer,
-    found: Sequence[Module],
+    candidates: Sequence[Module],
     chosen: Collection[int],
     base: Placement,
     costs: Costs,
@@ -117,11 +119,11 @@ def placed_modules(
     staging: int,
 ) -> Placement:
     """These modules whole on the device beside `base`, and the others as they are cut; staging: bytes that takes."""
-    inside = {i for n in chosen for i in found[n].operators}
-    on_device = tuple(whole or i in inside for i, whole in enumerate(base.on_device))
+    chosen_operators = {i for n in chosen for i in candidates[n].operators}
+    on_device = tuple(whole or i in chosen_operators for i, whole in enumerate(base.on_device))
     seconds = placement_seconds(costs, on_device, base.first_device_layer)
     whole = Placement.whole(on_device, base.first_device_layer, seconds, 1)
-    cuts = {m.operators: m.cut[1] for i, m in enumerate(found) if i not in chosen and m.cut is not None}
+    cuts = {m.operators: m.cut[1] for i, m in enumerate(candidates) if i not in chosen and m.cut is not None}
     if all(cut.is_whole for cut in cuts.values()):
         return whole
     by_operator = {i: cut for members, cut in cuts.items() for i in members}
@@ -132,14 +134,14 @@ def placed_modules(
     return slicer.placed(whole, slicer.priced(blocks, cut_blocks, staging=staging), phase)
 
 
-def _with_slots(slicer: Slicer, found: Sequence[Module], budget: int) -> Sequence[Module]:
+def _with_slots(slicer: Slicer, candidates: Sequence[Module], budget: int) -> Sequence[Module]:
     """The modules, those with the largest parts left whole until the ring fits."""
-    while staging_of(slicer, found) > max(0, budget):
-        streamed = [module for module in found if module.cut is not None and not module.cut[1].is_whole]
-        alone = {id(module): staging_of(slicer, [module]) for module in streamed}
-        most = max(alone.values())
-        found = [on_cpu(module) if alone.get(id(module)) == most else module for module in found]
-    return found
+    while staging_of(slicer, candidates) > max(0, budget):
+        streamed = [module for module in candidates if module.cut is not None and not module.cut[1].is_whole]
+        staging = {id(module): staging_of(slicer, [module]) for module in streamed}
+        largest = max(staging.values())
+        candidates = [on_cpu(module) if staging.get(id(module)) == largest else module for module in candidates]
+    return candidates
 
 
 def on_cpu(module: Module) -> Module:
@@ -149,14 +151,14 @@ def on_cpu(module: Module) -> Module:
     return replace(module, cut=(kind, kind.all_host))
 
 
-def staging_of(slicer: Slicer, found: Sequence[Module]) -> int:
+def staging_of(slicer: Slicer, candidates: Sequence[Module]) -> int:
     """Bytes of the device that the cuts of these modules need beside weights."""
     cut_blocks: list[tuple[BlockType, Cut]] = []
-    before = -1
-    for module in found:
+    previous = -1
+    for module in candidates:
         if module.cut is not None:
             kind, cut = module.cut
-            follows = module.operators[0] == before + 1
+            follows = module.operators[0] == previous + 1
             cut_blocks.append((kind if follows or not kind.block.relation else kind.with_relation(""), cut))
-            before = module.operators[-1]
+            previous = module.operators[-1]
     return staging_bytes(cut_blocks, slicer.pricing.streaming, slicer.workload.largest_batch, 0)

@@ -103,8 +103,12 @@ def least_makespan(operations: Sequence[Operation], budget: int, most_nodes: int
     for kind, count in zip(listed, counts, strict=True):
         for i, side in zip(kinds[kind], _evenly(count), strict=True):
             sides[i] = side
-    taken = [(side == CPU, operation.seconds[side]) for operation, side in zip(operations, sides, strict=True)]
-    cpu_s, device_s = (sum(seconds for on_cpu, seconds in taken if on_cpu is of_cpu) for of_cpu in (True, False))
+    seconds_by_side = [
+        (side == CPU, operation.seconds[side]) for operation, side in zip(operations, sides, strict=True)
+    ]
+    cpu_s, device_s = (
+        sum(seconds for on_cpu, seconds in seconds_by_side if on_cpu is of_cpu) for of_cpu in (True, False)
+    )
     return Makespan(tuple(sides), cpu_s, device_s, min(bound_s, max(cpu_s, device_s)))
 
 
@@ -147,18 +151,20 @@ def _least_counts(
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return [(count, 0, 0) for count in counts], 0.0
     cpu, streamed, residents = ([round(values[variables[side].index]) for variables in on_side] for side in range(3))
-    ended = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
-    return list(zip(cpu, streamed, residents, strict=True)), inf if ended else info.mip_dual_bound * total_s / SCALE
+    is_optimal = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    return list(
+        zip(cpu, streamed, residents, strict=True)
+    ), inf if is_optimal else info.mip_dual_bound * total_s / SCALE
 
 
 def _evenly(count: Counts) -> Iterator[int]:
     """Sides in the order of the graph, each as evenly as its count allows."""
-    left, owed, n = list(count), [0.0, 0.0, 0.0], sum(count)
+    n_left, deficits, n = list(count), [0.0, 0.0, 0.0], sum(count)
     for _ in range(n):
-        owed = [due + each / n for due, each in zip(owed, count, strict=True)]
-        side = max((side for side in range(3) if left[side]), key=lambda side: owed[side])
-        owed[side] -= 1
-        left[side] -= 1
+        deficits = [deficit + n_side / n for deficit, n_side in zip(deficits, count, strict=True)]
+        side = max((side for side in range(3) if n_left[side]), key=lambda side: deficits[side])
+        deficits[side] -= 1
+        n_left[side] -= 1
         yield side
 
 
@@ -172,42 +178,46 @@ def _or_inf(seconds: float | None) -> float:
 )  # fmt: skip
 def twinpilots(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     """The modules on the sides of the least makespan, which the placement's notes say."""
-    costs, (slicer, base, found) = budget.costs, modules_in(problem, budget, streamed)
-    makespan = module_makespan(slicer, found, costs, base.first_device_layer, *budget.cut_bytes())
+    costs, (slicer, base, modules) = budget.costs, modules_in(problem, budget, streamed)
+    makespan = module_makespan(slicer, modules, costs, base.first_device_layer, *budget.cut_bytes())
     if makespan is None or set(makespan.sides) == {CPU}:
         yield cpu(costs)
         return
-    chosen = [
+    assigned_modules = [
         module if side == STREAMED or module.cut is None else on_cpu(module)
-        for module, side in zip(found, makespan.sides, strict=False)
+        for module, side in zip(modules, makespan.sides, strict=False)
     ]
     residents = [i for i, side in enumerate(makespan.sides) if side == RESIDENT]
-    placement = placed_modules(slicer, chosen, residents, base, costs, budget.request.phase, staging_of(slicer, chosen))
+    placement = placed_modules(
+        slicer, assigned_modules, residents, base, costs, budget.request.phase, staging_of(slicer, assigned_modules)
+    )
     yield replace(placement, notes=(_note(makespan, placement.seconds),))
 
 
 def module_makespan(
-    slicer: Slicer, found: Sequence[Module], costs: Costs, first_device_layer: int, budget: int, weights_budget: int
+    slicer: Slicer, modules: Sequence[Module], costs: Costs, first_device_layer: int, budget: int, weights_budget: int
 ) -> Makespan | None:
     """The least makespan of the modules, which come first in it, and of what always stays on the host. The larger what
     may be streamed, the less may stay. None: not even nothing that is streamed fits."""
-    inside = {i for module in found for i in module.operators}
-    of_host = [Operation(0, cost.t_cpu_s, None, None) for i, cost in enumerate(costs.operators) if i not in inside]
-    alone = [0 if module.cut is None else staging_of(slicer, [module]) for module in found]
+    in_modules = {i for module in modules for i in module.operators}
+    of_host = [Operation(0, cost.t_cpu_s, None, None) for i, cost in enumerate(costs.operators) if i not in in_modules]
+    staging_of_each = [0 if module.cut is None else staging_of(slicer, [module]) for module in modules]
     best: Makespan | None = None
-    for largest in sorted({0, *alone}):
-        may_be_streamed = [m.cut is not None and size <= largest for m, size in zip(found, alone, strict=True)]
+    for largest in sorted({0, *staging_of_each}):
+        may_be_streamed = [
+            m.cut is not None and size <= largest for m, size in zip(modules, staging_of_each, strict=True)
+        ]
         # whichever of them are streamed: each as if it were followed by its like
-        twice = [(module, module) for module, may in zip(found, may_be_streamed, strict=True) if may]
+        twice = [(module, module) for module, may in zip(modules, may_be_streamed, strict=True) if may]
         staging = staging_of(slicer, [module for pair in twice for module in pair])
         if staging > max(0, budget):
             break
         operations = [
             _operation(slicer, costs, module, may, first_device_layer)
-            for module, may in zip(found, may_be_streamed, strict=True)
+            for module, may in zip(modules, may_be_streamed, strict=True)
         ]
         makespan = least_makespan([*operations, *of_host], min(budget - staging, weights_budget))
-        best = makespan if best is None else min(best, makespan, key=lambda each: each.seconds)
+        best = makespan if best is None else min(best, makespan, key=lambda candidate: candidate.seconds)
     return best
 
 
@@ -234,13 +244,13 @@ def _operation(
 
 def _note(makespan: Makespan, seconds: float) -> str:
     """The makespan beside the plan's own time, both over the workload."""
-    sides = f"CPU {format_seconds(makespan.cpu_s)}, device with its loading {format_seconds(makespan.device_s)}"
-    known = (
+    side_times = f"CPU {format_seconds(makespan.cpu_s)}, device with its loading {format_seconds(makespan.device_s)}"
+    gap_text = (
         ""
         if makespan.is_least
         else f", at most {format_seconds(makespan.seconds - makespan.bound_s)} above the lower bound"
     )
     return (
-        f"makespan {format_seconds(makespan.seconds)} if neither side waited for the other ({sides}{known}); "
+        f"makespan {format_seconds(makespan.seconds)} if neither side waited for the other ({side_times}{gap_text}); "
         f"in graph order it is predicted to take {format_seconds(seconds)}"
     )
