@@ -65,13 +65,13 @@ class ModelOnDevice:
             sizes = (options.vram, *(options.other_vram or (None,) * len(self.device.others)))
             self.members = tuple(
                 type(self)(model, operators, tensor_names,
-                           replace(options, device=str(one), vram=vram, other_vram=(), threads=self._threads))
-                for one, vram in zip(self.device.each, sizes, strict=True)
+                           replace(options, device=str(device), vram=vram, other_vram=(), threads=self._threads))
+                for device, vram in zip(self.device.each, sizes, strict=True)
             )  # fmt: skip
         if self.members and self.chose_devices:
             self.members = in_order_of_speed(self.members)
-            first, *others = (member.device for member in self.members)
-            self.device = replace(first, others=tuple(others))
+            first_device, *other_devices = (member.device for member in self.members)
+            self.device = replace(first_device, others=tuple(other_devices))
         self.attention = options.attention()  # with the KV cache that is measured and planned for
         self.given_profile = self._profile = profile
         self._measured: Profile | None = None  # before it was corrected; None of one that was given
@@ -174,8 +174,8 @@ class ModelOnDevice:
         """The profile that is available without measuring, even from a busy machine; None without one.
         Raises DeviceError, BridgeError."""
         if self.members:
-            first, *others = (member.known_profile for member in self.members)
-            return None if None in others else first
+            first_profile, *other_profiles = (member.known_profile for member in self.members)
+            return None if None in other_profiles else first_profile
         if self._profile is None:
             from oallama.profile.profiler import stored_profile
 
@@ -211,9 +211,9 @@ class ModelOnDevice:
                 "a workload needs at least one request and prompt token, and no negative count; check -p and -n"
             )
         n_tokens = n_past + n_prompt + n_gen
-        needed = -(-n_tokens // 256) * 256
-        trained = self.model.n_ctx_train or needed
-        context = n_ctx or self.options.n_ctx or max(needed, min(4096, trained))
+        rounded_context = -(-n_tokens // 256) * 256
+        trained = self.model.n_ctx_train or rounded_context
+        context = n_ctx or self.options.n_ctx or max(rounded_context, min(4096, trained))
         if context < n_tokens:
             past = f"{n_past} earlier, " if n_past else ""
             tokens = f"{past}{n_prompt} prompt and {n_gen} generated tokens"
@@ -223,14 +223,14 @@ class ModelOnDevice:
 
     def problem(self, flash_attn: FlashAttention) -> Problem:
         """The planning problem for one attention mode. Raises the same as profile."""
-        taken = self.no_alloc_loads.taken
+        load = self.no_alloc_loads.taken
         if self.members:
-            first, *others = (member.problem(flash_attn) for member in self.members)
-            over_all = partial(taken, attention=self.attention_rule.attention(flash_attn))
-            return replace(first, no_alloc_load=over_all, devices=(first, *others))
+            first_problem, *other_problems = (member.problem(flash_attn) for member in self.members)
+            over_all = partial(load, attention=self.attention_rule.attention(flash_attn))
+            return replace(first_problem, no_alloc_load=over_all, devices=(first_problem, *other_problems))
         profile = self._profile or self.profile()
         budget = host_free_beside(self.model.file_bytes)
-        return problem_of(self.header, self.options, profile, flash_attn, taken, budget, self.routing)
+        return problem_of(self.header, self.options, profile, flash_attn, load, budget, self.routing)
 
     @property
     def problems(self) -> Problems:
@@ -257,11 +257,11 @@ class ModelOnDevice:
 
     def attention_for(self, plan: Plan) -> Attention:
         """The attention of the options, else of the plan, else as for a new plan."""
-        planned = plan.attention
-        if planned is None:
+        attention = plan.attention
+        if attention is None:
             mode: FlashAttention = "auto" if plan.n_gpu_layers else self.unmeasured_attention(plan.workload)
-            planned = self.attention_rule.attention(mode)
-        return self.options.attention(planned)
+            attention = self.attention_rule.attention(mode)
+        return self.options.attention(attention)
 
     def unmeasured_attention(
         self, workload: Workload, attention_passes: Sequence[Pass] | None = None
@@ -294,20 +294,20 @@ class ModelOnDevice:
         """Correct the profile by the history from now on; returns the correction in words, "" if there is none. Raises
         ProfileError."""
         if self.members:
-            told = {str(member.device): member.adopt_history() for member in self.members}
+            messages = {str(member.device): member.adopt_history() for member in self.members}
             self._profile = self.members[0]._profile
-            return "; ".join(f"{device}: {rates}" for device, rates in told.items() if rates)
+            return "; ".join(f"{device}: {rates}" for device, rates in messages.items() if rates)
         if not self.keeps_history or self._measured is None:
             return ""
         from oallama.profile.history import write_history
 
-        before = self._history(self._measured)
-        after = adopted(before)
-        if after == before:
+        history = self._history(self._measured)
+        adopted_history = adopted(history)
+        if adopted_history == history:
             return ""
-        write_history(after, self.machine_key)
-        self._profile = corrected(self._measured, after)
-        return rates_text(after)
+        write_history(adopted_history, self.machine_key)
+        self._profile = corrected(self._measured, adopted_history)
+        return rates_text(adopted_history)
 
     def _history(self, measured: Profile) -> History:
         """History of runs under this profile."""
@@ -356,12 +356,14 @@ def check_several(device: DeviceSpec, options: Options, profile: Profile | None)
             raise UsageError(f"{option} needs one device, but --device names {n_devices}; omit it, or name one device")
 
 
-def keeping_free(on: AnyModelOnDevice, n_bytes: int, limit: int, what: str, remedy: str) -> AnyModelOnDevice:
+def keeping_free(target: AnyModelOnDevice, n_bytes: int, limit: int, what: str, remedy: str) -> AnyModelOnDevice:
     """The same with n_bytes of the device's limit kept free. what, remedy: what uses them, and what to do if they do
     not fit. Raises DoesNotFit, UsageError for several devices."""
-    on.check_one_device(what)
-    vram = vram_beside(limit, on.options.vram_fill, n_bytes, str(on.device), what, remedy)
-    return type(on)(on.model, on.operators, on.tensor_names, replace(on.options, vram=vram), on.given_profile)
+    target.check_one_device(what)
+    vram = vram_beside(limit, target.options.vram_fill, n_bytes, str(target.device), what, remedy)
+    return type(target)(
+        target.model, target.operators, target.tensor_names, replace(target.options, vram=vram), target.given_profile
+    )
 
 
 def host_free_beside(n_bytes: int) -> int:

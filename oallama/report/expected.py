@@ -26,8 +26,8 @@ def expected_line(
     token_seconds: of one token by context depth; None: unknown. timed: False if speeds are meaningless (an emulated
     device with real values).
     """
-    where = fits_text(record, operators, n_layer)
-    return f"{where}; {rates_text(record, token_seconds)}" if timed else where
+    placement_text = fits_text(record, operators, n_layer)
+    return f"{placement_text}; {rates_text(record, token_seconds)}" if timed else placement_text
 
 
 def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:

@@ -23,7 +23,7 @@ LONGEST_TITLE = 46  # of the chart, characters of the model's name beside the le
 
 
 def what_if_document(
-    model: ModelInfo, workload: Workload, alone: VerifiedPlan, rows: Sequence[WhatIf], host: Host | None = None
+    model: ModelInfo, workload: Workload, cpu_plan: VerifiedPlan, rows: Sequence[WhatIf], host: Host | None = None
 ) -> dict[str, Any]:
     """Seconds and bytes. `cpu` is this machine by itself, or the described one."""
     return {
@@ -37,8 +37,8 @@ def what_if_document(
             "n_parallel": workload.step.n_parallel,
         },
         "cpu": {
-            "ttft_s": alone.predicted.ttft_s,
-            "tpot_s": alone.predicted.tpot_s,
+            "ttft_s": cpu_plan.predicted.ttft_s,
+            "tpot_s": cpu_plan.predicted.tpot_s,
             "described": None if host is None else host.name,
         },
         "rows": [_row(model, row) for row in rows],
@@ -132,7 +132,7 @@ def _several_sentences(rows: Sequence[WhatIf], n_layer: int) -> list[str]:
 def what_if_foot(
     model: ModelInfo,
     workload: Workload,
-    alone: VerifiedPlan,
+    cpu_plan: VerifiedPlan,
     rows: Sequence[WhatIf],
     policy: str = "auto",
     host: Host | None = None,
@@ -146,8 +146,8 @@ def what_if_foot(
         "prompt: time to the first token. gain: for the whole run. options: the fastest of stock llama.cpp's --fit, "
         "-ngl, -ncmoe, these with --no-host, and its expert cache (moe-cache). "
         f"oallama: {ours}. At most {rows[0].stock.memory.fill:.0%} of a card's memory is "
-        f"used. Alone, {cpu_name} takes {format_seconds(alone.predicted.ttft_s)} for the prompt and generates "
-        f"{rate_text(alone.predicted.tpot_s)}."
+        f"used. Alone, {cpu_name} takes {format_seconds(cpu_plan.predicted.ttft_s)} for the prompt and generates "
+        f"{rate_text(cpu_plan.predicted.tpot_s)}."
     )
     if step := step_text(workload.step, None):
         text += f" {step} Times are of each request."
