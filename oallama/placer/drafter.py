@@ -155,10 +155,8 @@ class MtpBlock:
         options = Options(device=str(placer.device), threads=placer.threads, n_ctx=placer.options.n_ctx)
         names = [tensor.name for tensor in block.tensors]
         self.placer = type(placer)(model, operators(block), names, options)
-        self._target, self._shares_output = (
-            placer,
-            not any("shared_head_head" in tensor.name for tensor in gguf.tensors),
-        )
+        self._target = placer
+        self._shares_output = not any("shared_head_head" in tensor.name for tensor in gguf.tensors)
         self._problem = cache(lambda flash_attn: self.placer.problem(flash_attn))
 
     @cached_property
@@ -169,11 +167,8 @@ class MtpBlock:
         return 0
 
     def draft(self, plan: Plan, accepted: Sequence[float]) -> Draft:
-        loads, attention, placement = (
-            self._target.no_alloc_loads,
-            self._target.attention_for(plan),
-            self._target.placed(plan),
-        )
+        loads, attention = self._target.no_alloc_loads, self._target.attention_for(plan)
+        placement = self._target.placed(plan)
         without_drafts = replace(plan.workload, step=replace(plan.workload.step, n_draft=0, mtp=False))
         with_block, without_block = (
             loads.sides(workload, placement, attention) for workload in (plan.workload, without_drafts)

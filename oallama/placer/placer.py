@@ -84,14 +84,14 @@ class Placer(ModelOnDevice):
             raise UsageError(f"the profile must be a Profile or its path, not {type(profile).__name__}")
         device = str(device) if isinstance(device, DeviceSpec) else device
         size = str(vram) if isinstance(vram, Real) else vram  # so that 6 is refused as "6" is
-        requested = {
+        options |= {
             "device": device,
             "vram": size,
             "vram_fill": vram_fill,
             "gpu_weights": gpu_weights,
             "threads": threads,
         }
-        return cls.of_file(gguf_path, Options.given(**requested, **options), profile)
+        return cls.of_file(gguf_path, Options.given(**options), profile)
 
     @classmethod
     def of_file(
