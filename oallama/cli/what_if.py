@@ -163,11 +163,9 @@ def command(
         if not as_json:
             emit(what_if_head(placer.model, workload, host))
         with busy("predicting"):
-            alone, rows_of_cards = alone_and_beside(
-                placer, _cards(rows, memory_bytes), workload, **given(policy=policy)
-            )
+            alone, by_cards = alone_and_beside(placer, _cards(rows, memory_bytes), workload, **given(policy=policy))
         predicted = []
-        for row in each_awaited(rows_of_cards, "predicting"):
+        for row in each_awaited(by_cards, "predicting"):
             predicted.append(row)
             if not as_json:
                 emit(what_if_line(placer.model, row))

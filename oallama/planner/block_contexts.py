@@ -6,7 +6,7 @@ Most layers are equal, so there are few kinds of blocks and few different surrou
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -83,30 +83,14 @@ class BlockContexts:
         together: layers whose experts with biases form one block each (for hot experts; it has no slices), if all of
         them are on the host. cuts: of each operator; mul-mats of one FFN with equal cuts form one block. None: the
         placement's."""
-        cuts = _cuts_of(placement) if cuts is None else cuts
-        on_device, first_layer = placement.on_device, placement.first_device_layer
+        on_device, first_layer, operators = placement.on_device, placement.first_device_layer, self._problem.operators
         whole_ffns = [self._biased[layer] for layer in together if layer in self._biased]
         whole_ffns = [family for family in whole_ffns if not any(on_device[i] for i in family)]
         in_whole_ffns = {i for family in whole_ffns for i in family}
         families = [*whole_ffns, *(family for family in self._families.values() if family[0] not in in_whole_ffns)]
-        members = (tuple(i for i in family if not on_device[i]) for family in families)
-        typed_blocks = sorted(
-            (
-                typed_block
-                for indices in members
-                if indices
-                for typed_block in self._blocks_of(indices, _alike([cuts[i] for i in indices]))
-            ),
-            key=lambda typed_block: typed_block[0].operators,
-        )
+        typed_blocks = self._typed_blocks(families, on_device, _cuts_of(placement) if cuts is None else cuts)
         if not typed_blocks:
             return []
-        operators = self._problem.operators
-        runs = in_runs(operators, (block for block, _ in typed_blocks))
-        typed_blocks = [
-            (block, self._types_related(types, block.relation) if block.relation else types)
-            for block, (_, types) in zip(runs, typed_blocks, strict=True)
-        ]
         uses_device = first_layer <= self._problem.graph.n_layer
         sliced_operators = frozenset(i for block, _ in typed_blocks for i in block.operators)
         takes_residents, is_later_device = self._problem.profile.takes_residents, self._problem.first is not None
@@ -143,6 +127,27 @@ class BlockContexts:
                 known[key] = tuple(replace(kind, context=context) for kind in types)
             blocks.append(Block(block.operators, known[key], share))
         return blocks
+
+    def _typed_blocks(
+        self, families: Iterable[Sequence[int]], on_device: Sequence[bool], cuts: Sequence[Hashable]
+    ) -> list[tuple[SplitBlock, Types]]:
+        """The blocks of the families' operators on the host in graph order, with their types, related to the block
+        that llama.cpp computes right before them."""
+        members = (tuple(i for i in family if not on_device[i]) for family in families)
+        typed_blocks = sorted(
+            (
+                typed_block
+                for indices in members
+                if indices
+                for typed_block in self._blocks_of(indices, _alike([cuts[i] for i in indices]))
+            ),
+            key=lambda typed_block: typed_block[0].operators,
+        )
+        runs = in_runs(self._problem.operators, (block for block, _ in typed_blocks))
+        return [
+            (block, self._types_related(types, block.relation) if block.relation else types)
+            for block, (_, types) in zip(runs, typed_blocks, strict=True)
+        ]
 
     def _whole_curves(self, uses_device: bool, members: Sequence[int]) -> tuple[Curve, Curve]:
         """Seconds of a block that llama.cpp runs on the host, and the part of them that copies weights to the
