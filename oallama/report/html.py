@@ -31,7 +31,7 @@ from oallama.report.text import model_title, printable, ranges_text
 def affinity_html(report: AffinityReport) -> str:
     """The page, with the places of the plan that `oallama run` uses. Deterministic: the same report gives the same
     bytes."""
-    requested_report, report = report, as_run(report)
+    asked, report = report, as_run(report)
     filters = {
         "ranges": lambda layers: (ranges_text(layers) or "-").split(", "),
         "saved": lambda line: saved_text(line.saved_s),
@@ -51,20 +51,20 @@ def affinity_html(report: AffinityReport) -> str:
         fingerprint=f"model {printable(report.model.fingerprint, 16)}",
         tiles=[(*tile, "") for tile in layout.tiles(report)],
         notes=[printable_sentence(note) for note in report.plan.notes],
-        map=layout.affinity_map(report.operators, layout.numbered([device.layers for device in report.devices])),
+        map=layout.affinity_map(report.operators, layout.numbered([one.layers for one in report.devices])),
         scale_marks=layout.scale_marks(report.operators),
         zero=zero_text(report.operators),
-        compared=compared(requested_report) if report.baselines else (),
-        compared_title=compared_title(requested_report),
+        compared=compared(asked) if report.baselines else (),
+        compared_title=compared_title(asked),
         bar_width=layout.BAR_WIDTH,
         memories=layout.memories(
-            printable(report.device), memory, [device.device for device in report.devices if device.memory]
+            printable(report.device), memory, [one.device for one in report.devices if one.memory]
         ),
         devices=[(name, layers, sizes) for name, layers, *sizes in device_cells(report)],
         device_items=DEVICE_ITEMS,
         by_device=[(role, kind, times) for role, kind, *times in side_by_side(report)] if report.devices else (),
         weight_segments=layout.weight_segments(*weights_on_device(report.operators)),
-        role_lines=fold(report.operators, ranked_places(requested_report), places),
+        role_lines=fold(report.operators, ranked_places(asked), places),
         order=order_text(report),
         convergence=convergence_text(report),
         run=run_text(report),

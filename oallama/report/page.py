@@ -20,26 +20,26 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def environment() -> Environment:
     """The template environment: escapes everything that is not marked as ours; a missing name is an error."""
-    templates = Environment(
+    made = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
-    templates.filters |= {
+    made.filters |= {
         "printable": printable,
         "bytes": format_bytes,
         "mib": lambda n_bytes: f"{n_bytes / MIB:,.2f} MiB",
         "exact": lambda n_bytes: f"{n_bytes:,}",
         "share": percent,
     }
-    return templates
+    return made
 
 
 def rendered(template: str, scripts: Sequence[str], filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
     """A page with the style of all pages and these scripts. Deterministic: the same values give the same bytes."""
-    templates = environment()
-    templates.filters |= filters
+    made = environment()
+    made.filters |= filters
     css, js = _sources(scripts)  # ours, not the model's
     policy = policy_of(css, js)
-    return templates.get_template(template).render(css=css, js=js, policy=policy, version=__version__, **values)
+    return made.get_template(template).render(css=css, js=js, policy=policy, version=__version__, **values)
 
 
 def content_security_policy(scripts: Sequence[str], connect: str) -> str:
@@ -59,9 +59,9 @@ def _sources(scripts: Sequence[str]) -> tuple[Markup, Markup]:
 def policy_of(css: str, js: str, connect: str = "") -> str:
     """Only this stylesheet and this script, nothing from anywhere else. connect: what the script may ask, 'self' or
     nothing."""
-    connect_directive = f" connect-src {connect};" if connect else ""
+    asked = f" connect-src {connect};" if connect else ""
     return (
-        f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(js)}';{connect_directive} base-uri 'none'; "
+        f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(js)}';{asked} base-uri 'none'; "
         "form-action 'none'"
     )
 

@@ -53,13 +53,13 @@ class Served:
 
 def work_times(simulation: Simulation) -> tuple[WorkTime, ...]:
     """Seconds by name and kind, in execution order."""
-    seconds: dict[tuple[str, str], tuple[dict[str, float], dict[str, float]]] = defaultdict(
+    found: dict[tuple[str, str], tuple[dict[str, float], dict[str, float]]] = defaultdict(
         lambda: (defaultdict(float), defaultdict(float))
     )
-    for phase, index in ((simulation.token, 0), (simulation.prompt, 1)):
-        for work in sorted(phase.activities, key=lambda work: work.start_s):
-            seconds[work.name, work.kind][index][work.stream] += work.seconds
-    return tuple(WorkTime(name, kind, dict(token), dict(prompt)) for (name, kind), (token, prompt) in seconds.items())
+    for course, index in ((simulation.token, 0), (simulation.prompt, 1)):
+        for work in sorted(course.activities, key=lambda work: work.start_s):
+            found[work.name, work.kind][index][work.stream] += work.seconds
+    return tuple(WorkTime(name, kind, dict(token), dict(prompt)) for (name, kind), (token, prompt) in found.items())
 
 
 def placement_document(
@@ -91,7 +91,7 @@ def placement_document(
                 **({"device": placement.device} if plan.memory.devices and placement.gg else {}),
                 **{key: getattr(placement, key) for key in ("gg", "cg", "cc")},
                 "predicted": times.get(operator.name),
-                "measured": [_mean_run(run) for run in runs if run.block == operator.name] or None,
+                "measured": [_mean_run(one) for one in runs if one.block == operator.name] or None,
             }
             for operator, placement in served.plan.pairs(served.operators)
         ],
@@ -103,8 +103,8 @@ def placement_document(
 
 def _mean_run(runs: BlockRuns) -> dict[str, int | float]:
     """Wall time of one run with at most `batch` tokens, and its parts."""
-    totals = {"cpu_s": runs.cpu_s, "wait_s": runs.wait_s, "other_s": runs.other_s}
-    means = {name: total_s / runs.n_runs for name, total_s in totals.items()}
+    parts = {"cpu_s": runs.cpu_s, "wait_s": runs.wait_s, "other_s": runs.other_s}
+    means = {name: total_s / runs.n_runs for name, total_s in parts.items()}
     counts = {"batch": runs.batch, "runs": runs.n_runs, "tokens": runs.n_tokens}
     return {**counts, "seconds": sum(means.values()), **means}
 
@@ -140,7 +140,7 @@ def placement_html(served: Served) -> str:
         numeric=_NUMERIC,
         places=("all", "GPU", "CPU", "both"),
         operators=_rows(served),
-        others=_other_work(served),
+        others=_others(served),
         plan=served.plan.fingerprint,
         fingerprint=f"plan {served.plan.fingerprint[:16]}",
     )
@@ -169,26 +169,26 @@ def page_policy() -> str:
 def _by_name(served: Served) -> dict[str, dict[str, Any]]:
     """Seconds of each operator that is timed alone; a block of several operators is timed as a whole."""
     split_names = {operator.name for operator in served.operators}
-    by_name: dict[str, dict[str, dict[str, float]]] = {}
+    made: dict[str, dict[str, dict[str, float]]] = {}
     for work in served.times:
         if work.name in split_names:
-            phase_seconds = by_name.setdefault(work.name, {"token_s": {}, "prompt_s": {}})
+            known = made.setdefault(work.name, {"token_s": {}, "prompt_s": {}})
             for phase, seconds in (("token_s", work.token_s), ("prompt_s", work.prompt_s)):
                 for stream, value in seconds.items():
-                    phase_seconds[phase][stream] = phase_seconds[phase].get(stream, 0.0) + value
-    return by_name
+                    known[phase][stream] = known[phase].get(stream, 0.0) + value
+    return made
 
 
 def _token_seconds(served: Served) -> dict[str, float]:
     """Predicted seconds of a token by operator that is timed by itself."""
-    return {name: sum(phase_seconds["token_s"].values()) for name, phase_seconds in _by_name(served).items()}
+    return {name: sum(known["token_s"].values()) for name, known in _by_name(served).items()}
 
 
 def _marks(served: Served) -> list[tuple[int | None, str, layout.MapMark]]:
     """Colours: by the time relative to the slowest operator, or by the share on the device without a profile."""
     times = _token_seconds(served)
     longest = max(times.values(), default=0.0)
-    marks = []
+    made = []
     for index, (operator, placement) in enumerate(served.plan.pairs(served.operators)):
         place, seconds = place_of(placement), times.get(operator.name)
         value = (seconds or 0.0) / (longest or 1.0) if served.times else placement.gg
@@ -198,8 +198,8 @@ def _marks(served: Served) -> list[tuple[int | None, str, layout.MapMark]]:
             shares = f", {len(placement.hot_experts)} of {operator.shape[2]} experts on the card"
         label = f"{printable(operator.name)}: {_WHERE[place]}{shares}{took}"
         letter = {"both": "S"}.get(place, place[0])
-        marks.append((operator.layer, operator.role, layout.MapMark(f"op-{index}", letter, layout.step(value), label)))
-    return marks
+        made.append((operator.layer, operator.role, layout.MapMark(f"op-{index}", letter, layout.step(value), label)))
+    return made
 
 
 _WHERE = {"GPU": "on the card", "CPU": "on the CPU", "both": "divided between card and CPU"}
@@ -223,18 +223,14 @@ def _rows(served: Served) -> list[layout.OperatorRow]:
             "-" if seconds is None else f"{seconds * 1e6:,.1f}",
             "-" if seconds is None else percent(seconds, token_s),
         )
-        seconds_key = -1.0 if seconds is None else seconds
+        last = -1.0 if seconds is None else seconds
         order = -1 if operator.layer is None else operator.layer
-        keys = (
-            *(place, order, cells[2], cells[3], operator.bytes, placement.gg, placement.cg),
-            seconds_key,
-            seconds_key,
-        )
+        keys = (*(place, order, cells[2], cells[3], operator.bytes, placement.gg, placement.cg), last, last)
         rows.append(layout.OperatorRow(f"op-{index}", place, 0, cells, tuple(map(str, keys))))
     return rows
 
 
-def _other_work(served: Served) -> list[tuple[str, str, str]]:
+def _others(served: Served) -> list[tuple[str, str, str]]:
     """(what, stream, time per token) of all that is no operator by itself."""
     split_names = {operator.name for operator in served.operators}
     return [
@@ -251,7 +247,7 @@ def _tiles(served: Served) -> list[tuple[str, str, str, str]]:
     on_device, total = weights_on_device(served.plan, served.operators)
     rate = rate_text(predicted.tpot_s) if predicted else "-"
     workload = served.plan.workload
-    max_tokens = request_tokens(served.model, workload.n_ctx)
+    most = request_tokens(served.model, workload.n_ctx)
     prompt = rate_text(predicted.ttft_s / workload.n_prompt) if predicted and workload.n_prompt else "-"
     return [
         ("Server", "…", "", "state"),
@@ -259,7 +255,7 @@ def _tiles(served: Served) -> list[tuple[str, str, str, str]]:
         ("Prompt", "…", f"measured; predicted {prompt}", "prompt"),
         ("Requests now", "…", "answered, waiting", "requests"),
         ("Weights on the device", percent(on_device, total), f"{format_bytes(on_device)} of {format_bytes(total)}", ""),
-        ("Context", f"{workload.n_ctx:,}", f"tokens of all requests together; of one at most {max_tokens:,}", ""),
+        ("Context", f"{workload.n_ctx:,}", f"tokens of all requests together; of one at most {most:,}", ""),
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from math import inf
 
 from oallama.core.errors import UsageError
@@ -323,5 +324,5 @@ def experts(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
 def most_choices(problem: Problem, budget: MemoryBudget) -> Iterator[Placement]:
     """Propose with hot experts if the model may have them, and as scheinfer, which finds better slices: the policy with
     the most options."""
-    for hot in (False,) if hot_fault(problem) else (True, False):
-        yield from SliceSearch(problem, budget, streams=True, hot=hot).best()
+    modes = (False,) if hot_fault(problem) else (True, False)
+    return chain.from_iterable(SliceSearch(problem, budget, streams=True, hot=hot).best() for hot in modes)
