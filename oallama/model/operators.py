@@ -131,12 +131,13 @@ def _graph_position(gguf: GgufFile, role: TensorRole, layer_roles: set[str]) -> 
             return (0, 0, FIRST_ROLES.index(role.role))
         return (3, 0, LAST_ROLES.index(role.role) if role.role in LAST_ROLES else len(LAST_ROLES))
     place: float = LAYER_ORDER[role.role]
+    following, earlier = _EARLIER.get(gguf.arch, ("", ()))
     if role.role == "attn_k" and _k_before_v(gguf, layer_roles):
         place = LAYER_ORDER["attn_v"] - 0.5
     elif role.role == "attn_output" and _output_after_ffn(gguf):
         place = len(LAYER_ORDER)
-    elif gguf.arch in _EARLIER and role.role in _EARLIER[gguf.arch][1]:
-        place = LAYER_ORDER[_EARLIER[gguf.arch][0]] - 1 + place / len(LAYER_ORDER)
+    elif role.role in earlier:
+        place = LAYER_ORDER[following] - 1 + place / len(LAYER_ORDER)
     return (1 if role.side == "enc" else 2, role.layer, place)
 
 

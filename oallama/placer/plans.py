@@ -73,36 +73,26 @@ def unmeasured_plan(
     is_stock = stock_attention or placement.stock is not None
     mode = target.options.flash_attn if is_stock else target.unmeasured_attention(workload, attention_passes)
     attention = target.attention_rule.attention(mode)
-    load_bytes = target.no_alloc_loads.taken(workload, placement, attention)
+    load = target.no_alloc_loads.taken(workload, placement, attention)
     if given is None:
         target.no_alloc_loads.check_host(workload, placement, attention)
-        return replace(
-            unmeasured_cpu_record(target.model, target.operators, workload, load_bytes.weights_host),
-            attention=attention,
-        )
-    if load_bytes.devices:
-        member_loads = zip(target.members, load_bytes.devices, strict=True)
-        memory = summed(
-            tuple(unmeasured_memory(member, load) for member, load in member_loads), load_bytes.weights_host
-        )
+        record = unmeasured_cpu_record(target.model, target.operators, workload, load.weights_host)
+        return replace(record, attention=attention)
+    if load.devices:
+        loads = zip(target.members, load.devices, strict=True)
+        memory = summed(tuple(unmeasured_memory(member, of_member) for member, of_member in loads), load.weights_host)
     else:
-        memory = unmeasured_memory(target, load_bytes)
-    plan = unmeasured_record(
-        target.model, target.operators, workload, placement, memory, given.name, str(target.device)
-    )
+        memory = unmeasured_memory(target, load)
+    model, operators = target.model, target.operators
+    plan = unmeasured_record(model, operators, workload, placement, memory, given.name, str(target.device))
     return replace(plan, attention=attention)
 
 
-def unmeasured_memory(target: ModelOnDevice, load_bytes: LoadBytes) -> MemoryBreakdown:
+def unmeasured_memory(target: ModelOnDevice, load: LoadBytes) -> MemoryBreakdown:
     """The memory breakdown of a load on one device."""
-    capacity = load_bytes.device_free if target.options.vram is None else target.options.vram
+    capacity = load.device_free if target.options.vram is None else target.options.vram
     return memory_breakdown(
-        capacity,
-        target.options.vram_fill,
-        load_bytes.weights_gpu,
-        load_bytes.weights_host,
-        load_bytes.kv,
-        load_bytes.compute,
+        capacity, target.options.vram_fill, load.weights_gpu, load.weights_host, load.kv, load.compute
     )
 
 

@@ -22,10 +22,10 @@ from oallama.cost.rates import between_devices, transfer_rates, weight_stream
 from oallama.cost.whole import (
     Costs,
     host_cache,
+    is_around_attention,
     non_matmul_with_offload,
     offloaded,
     operator_costs,
-    placement_seconds,
     takes_attention,
 )
 from oallama.planner.memory import DeviceMemory, memory_breakdown, runtime_bytes, summed
@@ -137,14 +137,11 @@ def costs_over(
         )
 
     fastest = priced(layouts)
-    if layouts is not None or stream is None or fastest.offloaded:
+    if layouts is not None or stream is None or fastest.offloaded or not fastest.large:
         return fastest
     operator_layouts = zip(problem.operators, fastest.layouts, strict=True)
-    plain = priced(
-        [PLAIN_LAYOUT if operator.role.startswith("attn_") else layout for operator, layout in operator_layouts]
-    )
-    on_device = (False,) * len(problem.operators)
-    return min(fastest, plain, key=lambda costs: placement_seconds(costs, on_device, problem.graph.n_layer + 1))
+    plain = priced([PLAIN_LAYOUT if is_around_attention(operator) else layout for operator, layout in operator_layouts])
+    return min(fastest, plain, key=lambda costs: cpu(costs).seconds)
 
 
 def device_costs(

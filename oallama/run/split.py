@@ -118,24 +118,17 @@ def corrected_plan(plan: Plan, operators: Sequence[Operator], slices: Sequence[S
     another one.
     """
     by_name = {operator.name: operator for operator in operators}
-    slices_by_name = {s.name: s for s in slices if s.loaded}
-    rows = tuple(
-        _loaded(by_name[p.name], p, slices_by_name[p.name]) if p.name in slices_by_name else p for p in plan.operators
-    )
+    loads = {s.name: s for s in slices if s.loaded}
+    rows = tuple(_loaded(by_name[p.name], p, loads[p.name]) if p.name in loads else p for p in plan.operators)
     if rows == plan.operators:
         return plan
-    pairs = [
-        (by_name[planned.name], planned, loaded_row) for planned, loaded_row in zip(plan.operators, rows, strict=True)
-    ]
+    moves = [(by_name[planned.name], planned, row) for planned, row in zip(plan.operators, rows, strict=True)]
     loaded = replace(plan, operators=rows)
     for device in sorted({row.device for row in rows}):
-        rows_of_device = [pair for pair in pairs if pair[1].device == device]
-        moved_bytes = sum(
-            round((planned.gg - loaded_row.gg) * operator.bytes) for operator, planned, loaded_row in rows_of_device
-        )
+        on_device = [move for move in moves if move[1].device == device]
+        moved_bytes = sum(round((planned.gg - row.gg) * operator.bytes) for operator, planned, row in on_device)
         cold_bytes = sum(
-            hot_bytes(operator, planned) - hot_bytes(operator, loaded_row)
-            for operator, planned, loaded_row in rows_of_device
+            hot_bytes(operator, planned) - hot_bytes(operator, row) for operator, planned, row in on_device
         )
         if moved_bytes or cold_bytes:
             loaded = replace(loaded, memory=_moved(loaded.memory, moved_bytes, cold_bytes, device), predicted=None)

@@ -57,31 +57,21 @@ def _has_rival(result: ClassResult) -> bool:
     """Whether its rival is a measured option, or --fit."""
     if result.rival == 0:
         return True
-    return 0 < result.rival < len(result.tries) and None not in (
-        result.tries[0].speed,
-        result.tries[result.rival].speed,
-    )
+    tries = result.tries
+    return 0 < result.rival < len(tries) and None not in (tries[0].speed, tries[result.rival].speed)
 
 
-def _is_sound(result: TuneResult) -> bool:
+def _is_sound(tuned: TuneResult) -> bool:
     """Whether its seconds can be compared, its A/B tests have no more pairs than are measured, and its plans exist."""
-    classes = result.classes
-    speeds = [tried.speed for class_result in classes for tried in class_result.tries if tried.speed is not None]
-    speeds += [
-        speed for class_result in classes for ab_test in class_result.races for pair in ab_test.pairs for speed in pair
-    ]
-    named = [class_result.stock_plan for class_result in classes if class_result.stock_plan]
-    named += [ab_test.plan for class_result in classes for ab_test in class_result.races if not ab_test.refused]
+    results = tuned.classes
+    ab_tests = [ab_test for result in results for ab_test in result.races]
+    speeds = [stock_try.speed for result in results for stock_try in result.tries if stock_try.speed is not None]
+    speeds += [speed for ab_test in ab_tests for pair in ab_test.pairs for speed in pair]
+    named = [result.stock_plan for result in results if result.stock_plan]
+    named += [ab_test.plan for ab_test in ab_tests if not ab_test.refused]
     return (
         all(1e-9 < seconds < 1e9 for speed in speeds for seconds in (speed.prompt_s, speed.token_s))
-        and all(
-            class_result.n_gen > 0 and class_result.n_measured > 0 and _has_rival(class_result)
-            for class_result in classes
-        )
-        and all(
-            len(ab_test.pairs) < MOST_PAIRS + 2 and ab_test.most_late != 0
-            for class_result in classes
-            for ab_test in class_result.races
-        )
-        and all(plan in result.plans for plan in named)
+        and all(result.n_gen > 0 and result.n_measured > 0 and _has_rival(result) for result in results)
+        and all(len(ab_test.pairs) < MOST_PAIRS + 2 and ab_test.most_late != 0 for ab_test in ab_tests)
+        and all(plan in tuned.plans for plan in named)
     )

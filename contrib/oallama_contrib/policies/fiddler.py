@@ -28,8 +28,8 @@ from oallama.planner.slicer import Slicer
 
 
 def experts_last(costs: Costs, operators: Sequence[Operator], first_device_layer: int, budget: int) -> Placement:
-    """Whatever is no expert in the layers from first_device_layer on, then the experts of whole layers
-    from the end, as fits."""
+    """The placement that fills the budget with operators from first_device_layer on: first all but experts, then the
+    experts of one layer after another, the last layer first."""
     experts: dict[int, list[int]] = {}
     non_experts: list[int] = []
     for i, (cost, layer) in enumerate(zip(costs.operators, costs.graph.operator_layer, strict=True)):
@@ -38,9 +38,9 @@ def experts_last(costs: Costs, operators: Sequence[Operator], first_device_layer
     units = [*((i,) for i in non_experts), *(tuple(experts[layer]) for layer in sorted(experts, reverse=True))]
     sizes = [sum(operators[i].bytes for i in unit) for unit in units]
     chosen = {i for n in fill(range(len(units)), sizes, budget) for i in units[n]}
-    return (
-        placed_whole(costs, [i in chosen for i in range(len(operators))], first_device_layer) if chosen else cpu(costs)
-    )
+    if not chosen:
+        return cpu(costs)
+    return placed_whole(costs, [i in chosen for i in range(len(operators))], first_device_layer)
 
 
 def copied_from(cut_blocks: CutBlocks, pricing: Pricing, max_tokens: int, more_sizes: Sequence[int] = ()) -> int | None:
@@ -50,9 +50,8 @@ def copied_from(cut_blocks: CutBlocks, pricing: Pricing, max_tokens: int, more_s
     def pays(n: int) -> bool:
         return pass_seconds(cut_blocks, pricing, n, n) < pass_seconds(cut_blocks, pricing, n, 0)
 
-    lengths = sorted(
-        {2**i for i in range(max_tokens.bit_length())} | {max_tokens, *(n for n in more_sizes if n <= max_tokens)}
-    )
+    powers = (2**i for i in range(max_tokens.bit_length()))
+    lengths = sorted({*powers, max_tokens, *(n for n in more_sizes if n <= max_tokens)})
     paying = list(takewhile(pays, reversed(lengths)))
     if not paying:
         return None
@@ -99,24 +98,16 @@ def fiddler(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     operators, costs, phase = problem.operators, budget.costs, budget.request.phase
     if all(operator.op != "MUL_MAT_ID" for operator in operators):
         raise UsageError("policy fiddler needs a model with experts; use layers or oato")
-    slicer, first_device_layer, (all_bytes, weights_bytes) = (
-        budget.slicer(budget.workload),
-        budget.first_device_layer,
-        budget.cut_bytes(),
-    )
+    slicer, first_device_layer = budget.slicer(budget.workload), budget.first_device_layer
+    all_bytes, weights_bytes = budget.cut_bytes()
     whole = experts_last(costs, operators, first_device_layer, min(all_bytes, weights_bytes))
     yield from (
         placement for placement in (with_split(slicer, whole, phase, all_bytes, False), whole) if placement is not None
     )
     experts_budget = all_bytes
     for _ in range(2):  # what the largest block needs may depend on which experts are left
-        copying = with_split(
-            slicer,
-            experts_last(costs, operators, first_device_layer, min(experts_budget, weights_bytes)),
-            phase,
-            all_bytes,
-            True,
-        )
+        whole = experts_last(costs, operators, first_device_layer, min(experts_budget, weights_bytes))
+        copying = with_split(slicer, whole, phase, all_bytes, True)
         if copying is None:
             break
         experts_budget = all_bytes - copying.split.staging_bytes

@@ -103,12 +103,8 @@ def least_makespan(operations: Sequence[Operation], budget: int, most_nodes: int
     for kind, count in zip(listed, counts, strict=True):
         for i, side in zip(kinds[kind], _evenly(count), strict=True):
             sides[i] = side
-    seconds_by_side = [
-        (side == CPU, operation.seconds[side]) for operation, side in zip(operations, sides, strict=True)
-    ]
-    cpu_s, device_s = (
-        sum(seconds for on_cpu, seconds in seconds_by_side if on_cpu is of_cpu) for of_cpu in (True, False)
-    )
+    times = [(side == CPU, operation.seconds[side]) for operation, side in zip(operations, sides, strict=True)]
+    cpu_s, device_s = (sum(seconds for on_cpu, seconds in times if on_cpu is of_cpu) for of_cpu in (True, False))
     return Makespan(tuple(sides), cpu_s, device_s, min(bound_s, max(cpu_s, device_s)))
 
 
@@ -152,9 +148,8 @@ def _least_counts(
         return [(count, 0, 0) for count in counts], 0.0
     cpu, streamed, residents = ([round(values[variables[side].index]) for variables in on_side] for side in range(3))
     is_optimal = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
-    return list(
-        zip(cpu, streamed, residents, strict=True)
-    ), inf if is_optimal else info.mip_dual_bound * total_s / SCALE
+    bound_s = inf if is_optimal else info.mip_dual_bound * total_s / SCALE
+    return list(zip(cpu, streamed, residents, strict=True)), bound_s
 
 
 def _evenly(count: Counts) -> Iterator[int]:
@@ -183,14 +178,13 @@ def twinpilots(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     if makespan is None or set(makespan.sides) == {CPU}:
         yield cpu(costs)
         return
-    assigned_modules = [
+    assigned = [
         module if side == STREAMED or module.cut is None else on_cpu(module)
         for module, side in zip(modules, makespan.sides, strict=False)
     ]
     residents = [i for i, side in enumerate(makespan.sides) if side == RESIDENT]
-    placement = placed_modules(
-        slicer, assigned_modules, residents, base, costs, budget.request.phase, staging_of(slicer, assigned_modules)
-    )
+    phase, staging = budget.request.phase, staging_of(slicer, assigned)
+    placement = placed_modules(slicer, assigned, residents, base, costs, phase, staging)
     yield replace(placement, notes=(_note(makespan, placement.seconds),))
 
 
@@ -201,12 +195,10 @@ def module_makespan(
     may be streamed, the less may stay. None: not even nothing that is streamed fits."""
     in_modules = {i for module in modules for i in module.operators}
     of_host = [Operation(0, cost.t_cpu_s, None, None) for i, cost in enumerate(costs.operators) if i not in in_modules]
-    staging_of_each = [0 if module.cut is None else staging_of(slicer, [module]) for module in modules]
+    sizes = [0 if module.cut is None else staging_of(slicer, [module]) for module in modules]
     best: Makespan | None = None
-    for largest in sorted({0, *staging_of_each}):
-        may_be_streamed = [
-            m.cut is not None and size <= largest for m, size in zip(modules, staging_of_each, strict=True)
-        ]
+    for largest in sorted({0, *sizes}):
+        may_be_streamed = [m.cut is not None and size <= largest for m, size in zip(modules, sizes, strict=True)]
         # whichever of them are streamed: each as if it were followed by its like
         twice = [(module, module) for module, may in zip(modules, may_be_streamed, strict=True) if may]
         staging = staging_of(slicer, [module for pair in twice for module in pair])
@@ -244,13 +236,10 @@ def _operation(
 
 def _note(makespan: Makespan, seconds: float) -> str:
     """The makespan beside the plan's own time, both over the workload."""
-    side_times = f"CPU {format_seconds(makespan.cpu_s)}, device with its loading {format_seconds(makespan.device_s)}"
-    gap_text = (
-        ""
-        if makespan.is_least
-        else f", at most {format_seconds(makespan.seconds - makespan.bound_s)} above the lower bound"
-    )
+    sides = f"CPU {format_seconds(makespan.cpu_s)}, device with its loading {format_seconds(makespan.device_s)}"
+    gap = format_seconds(makespan.seconds - makespan.bound_s)
+    bound = "" if makespan.is_least else f", at most {gap} above the lower bound"
     return (
-        f"makespan {format_seconds(makespan.seconds)} if neither side waited for the other ({side_times}{gap_text}); "
+        f"makespan {format_seconds(makespan.seconds)} if neither side waited for the other ({sides}{bound}); "
         f"in graph order it is predicted to take {format_seconds(seconds)}"
     )
