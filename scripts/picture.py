@@ -41,7 +41,7 @@ class Picture:
 
 _PAGE = (f"{TEMPLATES}/page.html.j2", f"{TEMPLATES}/scale.css", f"{REPORT}/layout.py", f"{REPORT}/page.py")
 _REPORT = (*_PAGE, *(f"{TEMPLATES}/affinity.{end}" for end in ("css", "html.j2", "js")), f"{REPORT}/html.py")
-_PLACEMENT = (*_PAGE, *(f"{TEMPLATES}/placement.{end}" for end in ("html.j2", "js")), f"{REPORT}/placement.py")
+_PLACEMENT = (*_PAGE, *(f"{TEMPLATES}/placement.{end}" for end in ("html.j2", "js")), f"{REPORT}/placement_page.py")
 
 PICTURES = {
     "report.png": Picture(1280, 1500, "light", _REPORT),

@@ -23,7 +23,7 @@ from oallama.cli.output import (
     write_piece,
     write_thought,
 )
-from oallama.cli.placement import (
+from oallama.cli.placement_options import (
     PlacementOptions,
     expected,
     keep_runs,

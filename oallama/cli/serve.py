@@ -22,7 +22,7 @@ from oallama.cli.options import (
     parsed,
 )
 from oallama.cli.output import busy, log
-from oallama.cli.placement import PlacementOptions, expected, placement_options
+from oallama.cli.placement_options import PlacementOptions, expected, placement_options
 from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.cli.routing import count_experts_option
 from oallama.core.errors import UsageError
@@ -124,7 +124,7 @@ def command(
     if server.port and server.port == server.placement_port:
         raise UsageError(f"--port and --placement-port are both {server.port}; give two ports")
     from oallama.cli.served import PlacementRequest, served_model
-    from oallama.report.placement import request_tokens
+    from oallama.report.placement_page import request_tokens
     from oallama.run.address import reserved_address
     from oallama.run.program import ServerSettings, find_program
     from oallama.serve.server import Placements, serve

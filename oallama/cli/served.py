@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from oallama.cli.autotune import tuning_gain
 from oallama.cli.help import passed_options
 from oallama.cli.output import log
-from oallama.cli.placement import PlacementOptions
+from oallama.cli.placement_options import PlacementOptions
 from oallama.cli.projector import ProjectorOptions
 from oallama.cli.routing import counting
 from oallama.core.errors import OallamaError
@@ -25,7 +25,7 @@ from oallama.placer.engine import with_repeated_drafts
 from oallama.placer.model_on_device import host_free_beside
 from oallama.plan.plan import Plan
 from oallama.planner.placement import unmeasured_cpu_record
-from oallama.report.placement import Served, work_times
+from oallama.report.placement_page import Served, work_times
 from oallama.report.text import policy_on
 from oallama.run.plugin_report import PluginReport, runs_of
 from oallama.run.program import STOCK_CACHE_MIB, ServerSettings, launch, prompt_cache_mib, served_plan

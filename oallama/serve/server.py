@@ -13,13 +13,13 @@ from typing import Any
 
 from oallama.core.temporary import parent_for_server, temporary_folder
 from oallama.device.interrupt import held_interrupt
-from oallama.report.placement import Served, page_policy, placement_document, placement_html, start_html
+from oallama.report.placement_page import Served, page_policy, placement_document, placement_html, start_html
 from oallama.run.address import Address
 from oallama.run.plugin_report import PluginReport, ask_report, reports_in, runs_of
 from oallama.run.process import Launch
 from oallama.run.program import PAGE_FOLDER
 from oallama.serve.live import live_of
-from oallama.serve.placement import placement_server
+from oallama.serve.placement_server import placement_server
 from oallama.serve.supervisor import Supervisor
 
 Reports = Sequence[PluginReport]

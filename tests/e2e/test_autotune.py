@@ -20,7 +20,7 @@ from e2e.races import FASTER, LOAD, SLOWER, Measured, racing
 from oallama.autotune.run import LEAST_BUDGET_S, Tuning, stock_at_once, tune, unsettled
 from oallama.cli.autotune import tuning_gain
 from oallama.cli.chat.command import chat_workload
-from oallama.cli.placement import PlacementOptions
+from oallama.cli.placement_options import PlacementOptions
 from oallama.cli.policy import PolicyOptions
 from oallama.cli.run import plan_answer
 from oallama.core.codec import to_json

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from e2e.forced import forced
 
-from oallama.cli.placement import PlacementOptions, run_workload
+from oallama.cli.placement_options import PlacementOptions, run_workload
 from oallama.cli.run import command
 from oallama.core.errors import ModelFileError, UsageError
 from oallama.core.options import Options

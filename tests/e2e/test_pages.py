@@ -21,8 +21,8 @@ import report_records  # noqa: E402
 from oallama.core.history import BlockRuns  # noqa: E402
 from oallama.report.html import affinity_html  # noqa: E402
 from oallama.report.operators import AffinityReport  # noqa: E402
-from oallama.report.placement import page_policy, placement_document, placement_html  # noqa: E402
-from oallama.serve.placement import placement_server  # noqa: E402
+from oallama.report.placement_page import page_policy, placement_document, placement_html  # noqa: E402
+from oallama.serve.placement_server import placement_server  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 Open = Callable[..., Any]

@@ -15,14 +15,14 @@ from processes import ROOT
 from rpc_server import RpcServer
 
 from ggml_bridge.child import run_in_child
-from oallama.cli.placement import PlacementOptions
+from oallama.cli.placement_options import PlacementOptions
 from oallama.cli.policy import PolicyOptions
 from oallama.cli.projector import ProjectorOptions
 from oallama.cli.served import PlacementRequest, ServedModel
 from oallama.core.units import KIB, MIB
 from oallama.placer import Given, Placer
 from oallama.plan.plan import Plan
-from oallama.report.placement import Served
+from oallama.report.placement_page import Served
 from oallama.run.address import Address
 from oallama.run.program import ServerSettings
 

@@ -33,7 +33,7 @@ from oallama.bench.prepare import default_arms, shared_setting
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import BenchTest
 from oallama.bench.verify import problems, same_as
-from oallama.cli.placement import PlacementOptions
+from oallama.cli.placement_options import PlacementOptions
 from oallama.cli.policy import PolicyOptions
 from oallama.core.codec import to_json
 from oallama.core.errors import UsageError
@@ -50,7 +50,7 @@ from oallama.planner.policies.stock_over import stock_over
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.report.html import affinity_html
 from oallama.report.operators import report_document, report_tables
-from oallama.report.placement import Served, placement_html
+from oallama.report.placement_page import Served, placement_html
 from oallama.report.table import plain
 from oallama.tuned.result import MOST_TESTS, ClassResult, Key
 from oallama.tuned.store import result_path

@@ -29,7 +29,7 @@ from oallama.plan.plan import Plan
 from oallama.profile.described import host_profile
 from oallama.report.html import affinity_html
 from oallama.report.operators import AffinityReport, report_document, report_tables
-from oallama.report.placement import placement_document, placement_html
+from oallama.report.placement_page import placement_document, placement_html
 from oallama.report.plan import plan_sentences
 from oallama.report.simulate import SimulationSetting, simulate_chart, simulate_tables
 from oallama.report.table import Table, plain

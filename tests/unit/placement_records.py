@@ -8,7 +8,7 @@ import report_records
 from worlds import placed, some_plan, weight
 
 from oallama.core.types import MemoryBreakdown, Predicted
-from oallama.report.placement import Served, WorkTime
+from oallama.report.placement_page import Served, WorkTime
 
 HOSTILE = report_records.HOSTILE
 ROLES = ("attn_q", "attn_output", "ffn_gate", "ffn_up", "ffn_down")

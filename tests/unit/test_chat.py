@@ -13,7 +13,7 @@ from oallama.cli.chat.loop import HOW_TO_LEAVE, converse
 from oallama.cli.chat.session import ChatSession
 from oallama.cli.chat.settings import MEANINGS, ChatSettings
 from oallama.cli.chat.terminal import Commands
-from oallama.cli.placement import keep_runs
+from oallama.cli.placement_options import keep_runs
 from oallama.core.errors import DeviceError, UsageError
 from oallama.core.types import Predicted
 from oallama.run.answer import Generation, Stream
@@ -318,7 +318,7 @@ def test_what_runs_took_is_kept_unless_a_pipe_waits(capsys, monkeypatch):
     placer.on_devices_of = lambda plan: placer
     keep_runs(placer, engine)
     assert kept == []
-    monkeypatch.setattr("oallama.cli.placement.somebody_watches", lambda: True)
+    monkeypatch.setattr("oallama.cli.placement_options.somebody_watches", lambda: True)
     keep_runs(placer, engine)
     assert kept == [("plan", ["run"]), ("plan", "drafts")]
     placer.keep_runs = full

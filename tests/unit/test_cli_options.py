@@ -15,7 +15,7 @@ from worlds import model_info, weights_of
 
 from oallama.cli import autotune as cli_autotune
 from oallama.cli.output import awaited, busy, each_awaited, log, time_bar, turn_bar
-from oallama.cli.placement import PlacementOptions
+from oallama.cli.placement_options import PlacementOptions
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused
 from oallama.cli.prompt import model_and_prompt, read_prompt
 from oallama.cli.run import command, cut_text
@@ -135,7 +135,7 @@ def test_the_built_in_model_is_named_when_it_is_used(capsys, monkeypatch):
         assert path.endswith(FILE)
         raise UsageError("found")
 
-    monkeypatch.setattr("oallama.cli.placement.default_model", lambda: f"/models/{FILE}")
+    monkeypatch.setattr("oallama.cli.placement_options.default_model", lambda: f"/models/{FILE}")
     monkeypatch.setattr("oallama.placer.Placer.of_file", of_file)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     with pytest.raises(UsageError, match="found"):

@@ -16,7 +16,7 @@ from oallama.core.types import Predicted, Workload
 from oallama.planner.simulate import Activity, PhaseTimeline, Simulation
 from oallama.report.html import affinity_html
 from oallama.report.layout import BAR_WIDTH, affinity_map, memory_segments, role_order, scale_marks, weight_segments
-from oallama.report.placement import page_policy, placement_html, work_times
+from oallama.report.placement_page import page_policy, placement_html, work_times
 
 VOID = {"meta", "input", "br", "img", "link", "hr", "rect"}
 

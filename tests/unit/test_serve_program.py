@@ -20,7 +20,7 @@ from worlds import model_info, placed, some_plan, weight
 from ggml_bridge.library import library_folder, soname
 from oallama.cli.serve import parse_key
 from oallama.core.errors import BridgeError, DeviceError, UsageError
-from oallama.report.placement import start_html
+from oallama.report.placement_page import start_html
 from oallama.run.address import Address, host_name, is_local, reserved_address
 from oallama.run.program import (
     PAGE_FOLDER,
@@ -33,7 +33,7 @@ from oallama.run.program import (
     served_plan,
 )
 from oallama.serve.live import Live, Rate, live_of
-from oallama.serve.placement import MOST_CLIENTS, placement_server
+from oallama.serve.placement_server import MOST_CLIENTS, placement_server
 
 # ---- found and started
 

@@ -11,7 +11,7 @@ from oallama.cli.autotune import tuning_gain
 from oallama.cli.help import Group, ServerCommand, option
 from oallama.cli.options import depth_option, model_argument
 from oallama.cli.output import busy, log
-from oallama.cli.placement import (
+from oallama.cli.placement_options import (
     PlacementOptions,
     expected,
     keep_runs,

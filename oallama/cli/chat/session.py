@@ -9,7 +9,7 @@ import click
 
 from oallama.cli.chat.settings import ChatSettings
 from oallama.cli.output import awaited, is_terminal, log, told_progress, write_piece, write_thought
-from oallama.cli.placement import tell_drift
+from oallama.cli.placement_options import tell_drift
 from oallama.core.errors import UsageError
 from oallama.core.types import Predicted
 from oallama.report.expected import ENOUGH_TOKENS, measured_texts
