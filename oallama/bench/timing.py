@@ -11,8 +11,7 @@ from typing import Any
 
 import oallama
 from oallama.bench.records import BenchTest, Sample
-from oallama.core.errors import DeviceError
-from oallama.run.batch import Batch
+from oallama.core.errors import DeviceError, UsageError
 from oallama.run.vocabulary import tokenize
 
 LEAST_S = 0.1
@@ -55,7 +54,6 @@ class ContextTimer:
         self._context = context
         self._n_batch = n_batch
         self._tokens = tokens
-        self._batch = Batch(n_batch)
         self._depth: int | None = None  # tokens in the KV cache that a test may start from
         self._n_generated = 0
 
@@ -78,7 +76,7 @@ class ContextTimer:
         position += test.n_prompt
         for _ in range(test.n_gen):
             token = self._tokens[(position + self._n_generated) % len(self._tokens)]
-            self._batch.decode(self._context, (token,), position, "last")
+            self._decode([token])
             self._api.llama_synchronize(self._context)
             position += 1
         end = time.perf_counter()
@@ -103,5 +101,16 @@ class ContextTimer:
     def _prefill(self, start: int, n_tokens: int) -> None:
         end = start + n_tokens
         for position in range(start, end, self._n_batch):
-            chunk = self._tokens[position : min(position + self._n_batch, end)]
-            self._batch.decode(self._context, chunk, position, "last")
+            self._decode(self._tokens[position : min(position + self._n_batch, end)])
+
+    def _decode(self, tokens: list[int]) -> None:
+        """Run the tokens that follow those in the KV cache, with the logits of the last. Raises UsageError if the cache
+        is full, DeviceError if llama.cpp could not compute."""
+        array = (self._api.llama_token * len(tokens))(*tokens)
+        status = self._api.llama_decode(self._context, self._api.llama_batch_get_one(array, len(tokens)))
+        if status == 1:
+            raise UsageError("the KV cache has no room for the next tokens; raise -c")
+        if status == -2:
+            raise DeviceError("no memory to compute the next tokens; use a smaller --vram, -c or -ub")
+        if status != 0:
+            raise DeviceError(f"llama.cpp could not compute the next tokens (llama_decode returned {status})")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from e2e.batch import Batch
 from e2e.forced import N_CTX, N_UBATCH, Share, forced
 from e2e.logits import Logits, told_plain
 
@@ -20,7 +21,6 @@ from oallama.core.types import Attention, Operator, OperatorPlacement
 from oallama.device.load_params import BuftOverride, LoadSettings, apply_context, load_bridge
 from oallama.plan.patterns import escape
 from oallama.plan.plugin_text import plugin_text
-from oallama.run.batch import Batch
 from oallama.run.weight_places import host_shape
 
 api = ggml_bridge.load().libraries.llama_cpp.llama_cpp

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from devices import REAL
+from e2e.batch import Batch
 from e2e.described_card import slow_cpu_fast_card
 from e2e.forced import N_UBATCH, ffn, forced, nothing, written
 from processes import here
@@ -25,7 +26,6 @@ from oallama.core.routing import ExpertCounts, LayerCounts
 from oallama.cost.experts import expert_use
 from oallama.placer import Given, Placer
 from oallama.profile.routing import read_routing, write_routing
-from oallama.run.batch import Batch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 

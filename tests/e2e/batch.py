@@ -1,11 +1,9 @@
-"""Decoding in this process: batches of one sequence."""
+"""A batch of one sequence, at given positions and with the logits that a test wants."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Literal
-
-from oallama.core.errors import DeviceError, UsageError
 
 Logits = Literal["none", "last", "all"]
 
@@ -29,10 +27,7 @@ class Batch:
         self._count = np.arange(capacity, dtype=np.int32)
 
     def decode(self, context: Any, tokens: Sequence[int], first_position: int, logits: Logits) -> None:
-        """Run tokens at positions from first_position on, and keep the logits of none, the last, or all of them.
-
-        Raises UsageError if the KV cache is full, DeviceError if llama.cpp could not compute.
-        """
+        """Run tokens at positions from first_position on, and keep the logits of none, the last, or all of them."""
         n_tokens = len(tokens)
         self._batch.n_tokens = n_tokens
         self._token[:n_tokens] = tokens
@@ -41,12 +36,7 @@ class Batch:
         if logits == "last":
             self._wanted[n_tokens - 1] = True
         status = self._api.llama_decode(context, self._batch)
-        if status == 1:
-            raise UsageError("the KV cache has no room for the next tokens; raise -c")
-        if status == -2:
-            raise DeviceError("no memory to compute the next tokens; use a smaller --vram, -c or -ub")
-        if status != 0:
-            raise DeviceError(f"llama.cpp could not compute the next tokens (llama_decode returned {status})")
+        assert status == 0, status
 
     def free(self) -> None:
         self._api.llama_batch_free(self._batch)
