@@ -3,7 +3,6 @@
 
     scripts/plan_corpus.py record [--only TEXT]       # plan and keep it
     scripts/plan_corpus.py compare [--only TEXT]      # plan again; what differs, and how predictions moved
-    scripts/plan_corpus.py add-profile NAME FILE      # keep a profile (`oallama profile --json`) without its samples
 
 No native code, device or file of weights is needed: models are shapes, memory is counted (planner/pure_plan.py).
 """
@@ -39,7 +38,7 @@ from oallama.planner.decide import larger_ubatches, plan, policy_named
 from oallama.planner.policies.registry import Request, Rules
 from oallama.planner.pure_plan import Memory, ModelHeader, counted_load, pure_problems
 from oallama.profile.described import TOKENS, described, with_card
-from oallama.profile.store import profile_from_json, profile_to_json, read_profile
+from oallama.profile.store import read_profile
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "golden" / "corpus"
 PLANS = FOLDER / "plans.json"
@@ -369,24 +368,6 @@ def _same(then: dict[str, Any], now: dict[str, Any]) -> bool:
     )
 
 
-def add_profile(name: str, file: Path) -> None:
-    profile = read_profile(file)
-    slim = replace(
-        profile,
-        cases=tuple(replace(case, samples=(case.seconds,)) for case in profile.cases),
-        rest=tuple(replace(case, samples=(case.seconds,)) for case in profile.rest),
-        skipped=(),
-    )
-    document = profile_to_json(slim)
-    lines = {key: json.dumps(value) for key, value in document.items() if key not in ("cases", "rest")}
-    for key in ("cases", "rest"):
-        lines[key] = "[\n" + ",\n".join(map(json.dumps, document[key])) + "\n]"
-    text = "{\n" + ",\n".join(f'"{key}": {value}' for key, value in lines.items()) + "\n}\n"
-    profile_from_json(json.loads(text))
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"profile-{name}.json").write_text(text, encoding="utf-8")
-
-
 def main() -> int:
     parser = parser_of("plan_corpus.py", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -394,13 +375,7 @@ def main() -> int:
         commands.add_parser(name).add_argument(
             "--only", default="", metavar="TEXT", help="only cells whose key contains this"
         )
-    add = commands.add_parser("add-profile")
-    add.add_argument("name")
-    add.add_argument("file", type=Path)
     options = parser.parse_args()
-    if options.command == "add-profile":
-        add_profile(options.name, options.file)
-        return 0
     if options.command == "record":
         record(options.only)
         return 0
