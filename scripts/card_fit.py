@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 from card_model import (
     START,
-    CardModel,
     Machine,
     Predictor,
     PublishedRun,
@@ -32,6 +31,8 @@ from card_model import (
     write_machine,
 )
 from shared import InputError, guarded, parser_of, write_document
+
+from oallama.planner.pure_plan import ModelHeader
 
 Vector = npt.NDArray[np.float64]
 Row = dict[str, Any]
@@ -62,7 +63,7 @@ LEAST_GAIN = 1e-4  # of the loss; a round that gains less is the last
 FURTHEST = 1.0  # that one round moves a factor's logarithm
 
 
-def fit(runs: Sequence[PublishedRun], models: Mapping[str, CardModel], start: Machine) -> Machine:
+def fit(runs: Sequence[PublishedRun], models: Mapping[str, ModelHeader], start: Machine) -> Machine:
     """The machine whose FITTED rates predict best what was measured. Levenberg-Marquardt over the logarithms of factors
     on them, so that no rate gets negative."""
     x = np.zeros(len(FITTED))
@@ -94,7 +95,7 @@ def fit(runs: Sequence[PublishedRun], models: Mapping[str, CardModel], start: Ma
     return replace(machine(x), notes=dict(start.notes))
 
 
-def misses(machine: Machine, runs: Sequence[PublishedRun], models: Mapping[str, CardModel]) -> Vector:
+def misses(machine: Machine, runs: Sequence[PublishedRun], models: Mapping[str, ModelHeader]) -> Vector:
     """Logarithms of predicted by measured."""
     predictor = Predictor(machine, models, runs)
     off: Vector = np.log([predictor(run, phase) / getattr(run, f"{phase}_tps") for run in runs for phase in PHASES])
@@ -112,7 +113,7 @@ def loss(off: Vector) -> float:
 #
 
 
-def rows_of(machine: Machine, runs: Sequence[PublishedRun], models: Mapping[str, CardModel]) -> list[Row]:
+def rows_of(machine: Machine, runs: Sequence[PublishedRun], models: Mapping[str, ModelHeader]) -> list[Row]:
     """List each run with its prediction."""
     predictor = Predictor(machine, models, runs)
     return [{**asdict(run), **{f"{phase}_tps_predicted": predictor(run, phase) for phase in PHASES}} for run in runs]
@@ -219,12 +220,12 @@ def _above_0(text_of: str) -> int:
     return value
 
 
-def _read(options: argparse.Namespace) -> tuple[list[PublishedRun], dict[str, CardModel]]:
+def _read(options: argparse.Namespace) -> tuple[list[PublishedRun], dict[str, ModelHeader]]:
     runs, models = read_tables(options.tables), read_models(options.models)
     for run in runs:
         if run.model not in models:
             raise InputError(f"{options.models} does not describe {run.model} of the tables")
-        if run.ngl > models[run.model].info.n_layer + 1:
+        if run.ngl > models[run.model].model.n_layer + 1:
             raise InputError(f"-ngl {run.ngl} exceeds the layers of {run.model}; check its sizes")
     return runs, models
 

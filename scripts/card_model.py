@@ -19,7 +19,7 @@ from oallama.core.codec import Count32, Size32, to_json
 from oallama.core.files import read_toml
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.types import ModelInfo, Operator
-from oallama.cost.graph import Graph, build_graph
+from oallama.cost.graph import build_graph
 from oallama.cost.passes import Pass, passes_at
 from oallama.cost.whole import Costs, placement_seconds
 from oallama.device.card import Card, Host
@@ -28,6 +28,7 @@ from oallama.model.shapes import attention_and_ffn
 from oallama.planner.attention import with_attention
 from oallama.planner.placement import Placement
 from oallama.planner.problem import LoadBytes, Problem, costs_over
+from oallama.planner.pure_plan import ModelHeader
 from oallama.profile.described import described
 
 #
@@ -53,16 +54,7 @@ class Sizes:
     source: str = ""  # where the sizes are from
 
 
-@dataclass(frozen=True)
-class CardModel:
-    """A described model as the product sees it."""
-
-    name: str
-    info: ModelInfo
-    operators: tuple[Operator, ...]
-
-
-def read_models(path: Path) -> dict[str, CardModel]:
+def read_models(path: Path) -> dict[str, ModelHeader]:
     """Models by the names that tables use. Raises InputError."""
     sizes: dict[str, Sizes] = {}
     for name, table in read_toml(path).items():
@@ -90,7 +82,7 @@ def _checked(sizes: Sizes, where: str) -> Sizes:
     return sizes
 
 
-def _model(name: str, sizes: Sizes) -> CardModel:
+def _model(name: str, sizes: Sizes) -> ModelHeader:
     """A model with Llama's graph, or Qwen's with experts."""
     operators = tuple(_operators(sizes))
     info = ModelInfo(
@@ -100,7 +92,7 @@ def _model(name: str, sizes: Sizes) -> CardModel:
         n_expert=sizes.n_expert, n_expert_used=sizes.n_expert_used, n_vocab=sizes.n_vocab, n_ctx_train=0,
         file_bytes=sum(operator.bytes for operator in operators), fingerprint="",
     )  # fmt: skip
-    return CardModel(name, info, operators)
+    return ModelHeader(info, operators, build_graph(info, operators))
 
 
 def _operators(sizes: Sizes) -> Iterator[Operator]:
@@ -118,11 +110,6 @@ def _operators(sizes: Sizes) -> Iterator[Operator]:
     kind, shape = sizes.output_type or sizes.type, (n_embd, sizes.n_vocab, 1)
     n_bytes = GGML_TYPES_BY_NAME[kind].n_bytes(prod(shape))
     yield Operator("output.weight", None, "output", "MUL_MAT", kind, shape, n_bytes, 1.0, 1)
-
-
-@cache
-def graph_of(model: CardModel) -> Graph:
-    return build_graph(model.info, model.operators)
 
 
 #
@@ -272,7 +259,7 @@ def _number(row: dict[str, str], name: str, where: str, least: float = 1) -> flo
 class Predictor:
     """Predicts runs of these models on one machine. Passes that runs have in common are priced once."""
 
-    def __init__(self, machine: Machine, models: Mapping[str, CardModel], runs: Iterable[PublishedRun]) -> None:
+    def __init__(self, machine: Machine, models: Mapping[str, ModelHeader], runs: Iterable[PublishedRun]) -> None:
         self.machine, self.models = machine, models
         sizes: dict[str, set[int]] = {}
         for run in runs:
@@ -283,7 +270,7 @@ class Predictor:
 
     def __call__(self, run: PublishedRun, phase: str) -> float:
         """Tokens per second of a phase."""
-        n_layer = self.models[run.model].info.n_layer
+        n_layer = self.models[run.model].model.n_layer
         placed = tuple(run.on_device(operator, n_layer) for operator in self.models[run.model].operators)
         first = max(0, n_layer - run.ngl) if run.ngl else n_layer + 1
         seconds = placement_seconds(self.costs(run.model, run.passes(phase)), placed, first)
@@ -291,8 +278,8 @@ class Predictor:
 
     def _problem(self, name: str) -> Problem:
         model, machine = self.models[name], self.machine
-        profile = described(machine.host, machine.card, model.info, model.operators, sorted(self.sizes[name]))
-        return Problem(model.operators, graph_of(model), with_attention(profile, "on"), _nothing, None, 0.9, None)
+        profile = described(machine.host, machine.card, model.model, model.operators, sorted(self.sizes[name]))
+        return Problem(model.operators, model.graph, with_attention(profile, "on"), _nothing, None, 0.9, None)
 
     def _costs(self, name: str, passes: tuple[Pass, ...]) -> Costs:
         """Costs in llama.cpp b6097, which copies all experts of a layer."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +21,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from make_model import write_shape
 from model_shapes import KNOWN
-from shared import parser_of, planned
+from shared import parser_of
 
 from oallama.core.errors import OallamaError
 from oallama.core.files import write_whole
@@ -30,8 +32,12 @@ from oallama.core.profile import Profile
 from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing
 from oallama.core.types import CPU_DEVICE, Attention, Operator, OperatorPlacement, Workload
 from oallama.core.units import GIB, parse_memory
+from oallama.cost.graph import build_graph
 from oallama.device.cards import CARDS, USUAL_PC, preset
 from oallama.model.cut import cut_extent, cut_step
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.hyperparameters import model_info
+from oallama.model.operators import operators
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.planner.decide import larger_ubatches, plan, policy_named
@@ -195,10 +201,14 @@ def _large() -> Iterator[Cell]:
 
 @cache
 def header(name: str) -> ModelHeader:
-    shape, _, rest = name.partition(":")
+    """A known shape with all matrices of one type, by a file that has headers only."""
+    known, _, rest = name.partition(":")
     kind, _, layers = rest.partition(":")
-    model = planned(shape, kind or "Q4_0", int(layers) if layers else None)
-    return ModelHeader(model.info, model.operators, model.graph)
+    shape = KNOWN[known].with_layers(int(layers) if layers else None)
+    with tempfile.TemporaryDirectory() as folder:
+        gguf = read_gguf(write_shape(Path(folder) / f"{known}.gguf", shape, kind or "Q4_0", empty=True))
+        model, of, names = model_info(gguf), tuple(operators(gguf)), [tensor.name for tensor in gguf.tensors]
+        return ModelHeader(model, of, build_graph(model, of, names))
 
 
 @cache

@@ -1,28 +1,18 @@
-"""What scripts share: the checkout's folder, TOML files as records, command lines, results, models by shape."""
+"""What scripts share: the checkout's folder, TOML files as records, command lines, results."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
-
-from make_model import write_shape
-from model_shapes import KNOWN
 
 from oallama.core.codec import CodecError, from_json
 from oallama.core.errors import OallamaError
 from oallama.core.files import write_whole
-from oallama.core.types import ModelInfo, Operator
-from oallama.cost.graph import Graph, build_graph
-from oallama.model.gguf_reader import read_gguf
-from oallama.model.hyperparameters import model_info
-from oallama.model.operators import operators
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -77,27 +67,3 @@ def guarded(program: str, job: Callable[[], int], interrupted: str = "nothing wa
     except KeyboardInterrupt:
         print(f"{program}: interrupted; {interrupted}", file=sys.stderr)
         return 130
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A model as planning knows it: neither weights nor native code are needed."""
-
-    info: ModelInfo
-    operators: tuple[Operator, ...]
-    graph: Graph
-
-    @property
-    def n_bytes(self) -> int:
-        """Of the operators."""
-        return sum(operator.bytes for operator in self.operators)
-
-
-@cache
-def planned(name: str, type_name: str = "Q4_0", n_layer: int | None = None) -> Planned:
-    """A known shape with all matrices of one type, by a file that has headers only. n_layer: so many of its layers."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_shape(Path(folder) / f"{name}.gguf", KNOWN[name].with_layers(n_layer), type_name, empty=True)
-        gguf = read_gguf(path)
-        info, all_operators = model_info(gguf), tuple(operators(gguf))
-        return Planned(info, all_operators, build_graph(info, all_operators, [tensor.name for tensor in gguf.tensors]))
