@@ -77,7 +77,7 @@ def run_bench(
     available_memory: Callable[[], int] | None = None,
 ) -> BenchResult:
     """Measure. on_partial is called with the result so far after every round. Ctrl-C returns the result so far
-    (`interrupted`), or is raised again if there is none yet; so does the deadline (`out_of_time`).
+    (`interrupted`), or is raised again if there is none yet; so does the deadline.
 
     Raises the error of an arm that cannot load or compute, and OutOfTime if nothing was measured by the deadline.
     """
@@ -89,8 +89,7 @@ def run_bench(
     except BaseException as stop:
         session.kill()
         if isinstance(stop, KeyboardInterrupt | OutOfTime) and session.has_samples:
-            interrupted = isinstance(stop, KeyboardInterrupt)
-            return replace(session.result(), interrupted=interrupted, out_of_time=not interrupted)
+            return replace(session.result(), interrupted=isinstance(stop, KeyboardInterrupt))
         raise
     session.close()
     return session.result()

@@ -185,8 +185,7 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """A whole comparison. `warnings` are sentences; `interrupted`: it was stopped, and the results so far are complete;
-    `out_of_time`: by its deadline."""
+    """A whole comparison. `warnings` are sentences; `interrupted`: by Ctrl-C, after these complete rounds."""
 
     operators: tuple[Operator, ...]
     arms: tuple[ArmResult, ...]
@@ -195,5 +194,4 @@ class BenchResult:
     resident: bool  # every arm stayed loaded; False: models were loaded anew for each turn
     warnings: tuple[str, ...] = ()
     interrupted: bool = False
-    out_of_time: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -23,8 +23,6 @@ from oallama.device.load_params import LoadSettings, ModelParams, apply_context
 from oallama.run.setup import release
 
 if TYPE_CHECKING:
-    from oallama.core.history import BlockRuns
-    from oallama.core.types import Attention
     from oallama.model.memory import BufferBytes
     from oallama.plan.plan import Plan
     from oallama.run.held import EngineMemory
@@ -88,15 +86,6 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         held.enter_context(contextlib.closing(self._stack))  # refers to what Llama made, not to the Llama
         self.split = split
         self._release = weakref.finalize(self, release, held)
-
-    @property
-    def attention(self) -> Attention:
-        """Attention and KV types that it was loaded with."""
-        return self._settings.attention
-
-    def take_runs(self) -> list[BlockRuns]:
-        """Times of each split block since the last call, by classes of batch sizes."""
-        return [] if self.split is None else self.split.take_runs()
 
     def __enter__(self) -> PlacedLlama:
         return self

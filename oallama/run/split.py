@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from oallama.core.errors import BridgeError, DeviceError, PlanError
-from oallama.core.history import BlockRuns
 from oallama.core.types import SPLIT_LAYOUT, MemoryBreakdown, Operator, OperatorPlacement
 from oallama.core.units import format_bytes
 from oallama.device.load_params import load_bridge
@@ -17,7 +16,6 @@ from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.plan.split import hot_bytes, slice_counts
-from oallama.run.plugin_report import runs_of
 
 if TYPE_CHECKING:
     from ggml_bridge.split import SliceInfo, SplitBackend, SplitPlan, SplitStats
@@ -70,10 +68,6 @@ class LoadedSplit:
     def _computing(self) -> list[int]:
         """Bytes that all contexts of the process compute in, on each device."""
         return [self._backend.device_compute(name) for name in self._device.names]
-
-    def take_runs(self) -> list[BlockRuns]:
-        """Times of each block since the last call."""
-        return runs_of(self.plan.take_times())
 
     def close(self) -> None:
         self.plan.close()

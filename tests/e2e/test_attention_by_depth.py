@@ -37,12 +37,13 @@ def plan(placer: Placer) -> Plan:
     return placer.plan("cpu", workload=Workload(n_prompt=16, n_gen=4, n_ctx=N_CTX, n_ubatch=64), measure=False)
 
 
-def loaded(plan: Plan, **told: str) -> tuple[int, int, Attention]:
-    """(flash_attn_type, type_k) of the context that a placer makes, and what is said of it."""
+def loaded(plan: Plan, **told: str) -> tuple[int, int, int]:
+    """(flash_attn_type, type_k, type_v) of the context that a placer makes."""
     placer = Placer.load(plan.model_path, device="none", threads=1, **told)  # type: ignore[arg-type]
     with placer.llama(plan) as llama:
         llama.eval([1, 2, 3])
-        return int(llama.context_params.flash_attn_type), int(llama.context_params.type_k), llama.attention
+        params = llama.context_params
+        return int(params.flash_attn_type), int(params.type_k), int(params.type_v)
 
 
 @pytest.mark.parametrize(("way", "other"), [("on", "off"), ("off", "on")])
@@ -50,7 +51,7 @@ def test_a_load_is_as_the_plan_says(way: str, other: str, plan: Plan) -> None:
     """Options of a load override the plan's attention; a plan without it runs as a new plan would."""
     said = Attention(way, "q8_0" if way == "on" else "f16", "f16")  # type: ignore[arg-type]
     planned = replace(plan, attention=said)
-    assert loaded(planned) == (FLASH_ATTENTION[way], 8 if way == "on" else 1, said)  # GGML_TYPE_Q8_0, F16
+    assert loaded(planned) == (FLASH_ATTENTION[way], 8 if way == "on" else 1, 1)  # GGML_TYPE_Q8_0, F16
     assert loaded(planned, flash_attn=other, type_k="f16")[0] == FLASH_ATTENTION[other]
     workload = replace(plan.workload, n_prompt=16 if way == "on" else 900, n_gen=64)
     assert loaded(replace(plan, workload=workload, attention=None))[0] == FLASH_ATTENTION[way]

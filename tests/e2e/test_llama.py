@@ -29,7 +29,8 @@ def test_it_is_a_llama_that_computes_what_the_plan_says(f16: Path) -> None:
         assert_stock(placed_logits(llama, TOKENS), f16, TOKENS)
         assert llama.plan.operators == case.plan.operators and llama.device == "Emulated0" and llama.warnings == ()
         assert llama.memory.device_bytes > 0
-        assert {runs.block.split(".")[-2] for runs in llama.take_runs()} == {"ffn_gate"}
+        assert llama.split is not None
+        assert {block.name.split(".")[-2] for block in llama.split.plan.take_times()} == {"ffn_gate"}
         llama.reset()
         found = llama.create_completion([5, 6, 7], max_tokens=3, temperature=0, logprobs=1)
         assert found["choices"][0]["logprobs"]["tokens"]
