@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oallama.core.profile import LinearFit, Profile, ProfileCase
+from oallama.core.profile import Case, LinearFit, Profile, ProfileCase
 from oallama.core.types import CPU_DEVICE
 from oallama.core.units import format_seconds
 from oallama.report.table import Table, table
@@ -12,16 +12,7 @@ from oallama.report.text import printable, shape_text, three_digits
 def profile_tables(profile: Profile) -> tuple[Table, ...]:
     """Cases, link fits and work at the same time of a profile; tables that would be empty are left out."""
     cases = [
-        (
-            printable(c.device),
-            c.layout,
-            c.mul_mat.type,
-            shape_text(c.mul_mat.shape),
-            str(c.n_tokens),
-            format_seconds(c.seconds),
-            three_digits(c.gb_per_s),
-            three_digits(c.gflops),
-        )
+        (*_cells(c), format_seconds(c.seconds), three_digits(c.gb_per_s), three_digits(c.gflops))
         for c in sorted(profile.cases, key=_case_order)
     ]
     tables = [table("Mul-mats", "device |layout |type |>shape |>tokens |>median |>GB/s |>GFLOP/s", cases)]
@@ -44,19 +35,15 @@ def profile_tables(profile: Profile) -> tuple[Table, ...]:
         ]
         tables.append(table("At the same time, GB/s", "who |>tokens |>each alone |>both at once", rates))
     if profile.skipped:
-        left_out = [
-            (
-                printable(s.device),
-                s.layout,
-                s.mul_mat.type,
-                shape_text(s.mul_mat.shape),
-                str(s.n_tokens),
-                printable(s.reason),
-            )
-            for s in profile.skipped
-        ]
+        left_out = [(*_cells(s), printable(s.reason)) for s in profile.skipped]
         tables.append(table("Left out", "device |layout |type |>shape |>tokens |reason", left_out))
     return tuple(tables)
+
+
+def _cells(case: Case) -> tuple[str, ...]:
+    """What was, or would have been, measured."""
+    mul_mat = case.mul_mat
+    return printable(case.device), case.layout, mul_mat.type, shape_text(mul_mat.shape), str(case.n_tokens)
 
 
 def _case_order(case: ProfileCase) -> tuple[object, ...]:
