@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from typing import Any
 
 _LINE = re.compile(r"llamacpp:(\w+) (\S+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """Tokens, and the seconds of their requests."""
-
-    tokens: int
-    seconds: float
-    tokens_per_s: float | None  # per request; None before the first request
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """Counts since llama-server's start. processing, waiting: current requests."""
-
-    prompt: Rate
-    generation: Rate
-    prompt_tokens_cached: int
-    processing: int
-    waiting: int
-
-
-def live_of(text: str) -> Live:
-    """Read the text of /metrics; missing values are 0."""
+def live_of(text: str) -> dict[str, Any]:
+    """Read the text of /metrics: counts since llama-server's start, and current requests. Missing values are 0.
+    tokens_per_s: per request; None before the first."""
     values = dict(_LINE.findall(text))
 
     def number(name: str) -> float:
@@ -40,14 +21,14 @@ def live_of(text: str) -> Live:
             return 0.0
         return value if math.isfinite(value) and value > 0 else 0.0
 
-    def rate(tokens: str, seconds: str) -> Rate:
+    def rate(tokens: str, seconds: str) -> dict[str, float | None]:
         n, s = number(tokens), number(seconds)
-        return Rate(int(n), s, n / s if n > 0 and s > 0 else None)
+        return {"tokens": int(n), "seconds": s, "tokens_per_s": n / s if n > 0 and s > 0 else None}
 
-    return Live(
-        rate("prompt_tokens_total", "prompt_seconds_total"),
-        rate("tokens_predicted_total", "tokens_predicted_seconds_total"),
-        int(number("prompt_tokens_cached_total")),
-        int(number("requests_processing")),
-        int(number("requests_deferred")),
-    )
+    return {
+        "prompt": rate("prompt_tokens_total", "prompt_seconds_total"),
+        "generation": rate("tokens_predicted_total", "tokens_predicted_seconds_total"),
+        "prompt_tokens_cached": int(number("prompt_tokens_cached_total")),
+        "processing": int(number("requests_processing")),
+        "waiting": int(number("requests_deferred")),
+    }

@@ -108,7 +108,7 @@ class _Shown:
         """Return the answer to `GET /placement`."""
         state, (served, folder) = asdict(self._supervisor.state), self.now
         text = self._metrics.text(state["pid"]) if state["phase"] == "ready" else None
-        live = None if text is None else asdict(live_of(text))
+        live = None if text is None else live_of(text)
         reports = list(reports_in(folder))
         running = next((report for report in reports if report.pid == state["pid"]), None)
         runs = runs_of(block for report in reports for block in report.blocks)

@@ -32,7 +32,7 @@ from oallama.run.program import (
     prompt_cache_mib,
     served_plan,
 )
-from oallama.serve.live import Live, Rate, live_of
+from oallama.serve.live import live_of
 from oallama.serve.placement_server import MOST_CLIENTS, placement_server
 
 # ---- found and started
@@ -190,9 +190,15 @@ def test_live_numbers_are_read_out_of_the_metrics_and_what_is_not_told_is_nothin
         "llamacpp:tokens_predicted_seconds_total 0\nllamacpp:prompt_tokens_cached_total 7\n"
         "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n"
     )
-    assert live_of(text) == Live(Rate(100, 0.5, 200.0), Rate(0, 0.0, None), 7, 2, 1)
+    nothing = {"tokens": 0, "seconds": 0.0, "tokens_per_s": None}
+    assert live_of(text) == {
+        "prompt": {"tokens": 100, "seconds": 0.5, "tokens_per_s": 200.0},
+        "generation": nothing, "prompt_tokens_cached": 7, "processing": 2, "waiting": 1,
+    }  # fmt: skip
     for text in ("", "llamacpp:prompt_tokens_total nan\n", "llamacpp:requests_processing -inf\n", "\x00"):
-        assert live_of(text) == Live(Rate(0, 0.0, None), Rate(0, 0.0, None), 0, 0, 0)
+        assert live_of(text) == {
+            "prompt": nothing, "generation": nothing, "prompt_tokens_cached": 0, "processing": 0, "waiting": 0
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize("paged", [False, True])
