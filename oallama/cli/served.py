@@ -56,12 +56,18 @@ class PlacementRequest:
 def served_model(request: PlacementRequest) -> Iterator[ServedModel]:
     """Yield the placements for the block; store counted uses of experts at its end. Raises UsageError for counting
     experts of a model without experts, and as reading, planning and measuring."""
-    planned = _planned(request)
-    if planned is None:
-        placer = request.placement.placer(request.model)
-        placer = request.pictures.with_room(placer, request.workload(placer))
-        planned = placer, _placed(request, placer)
-    placer, served = planned
+    asked = request.placement
+    if (given := asked.planned(request.model)) is not None:
+        placer, plan = given
+        plan.check(placer.model, placer.operators)
+        plan, reason = placer.as_asked(plan), f"using the plan {asked.plan_file}, policy {plan.policy}"
+    else:
+        placer = asked.placer(request.model)
+        workload = request.workload(placer)
+        placer = request.pictures.with_room(placer, workload)
+        plan, is_unknown = asked.made_plan(placer, workload)
+        reason = tuning_gain(placer, workload, plan) if is_unknown else _reason(placer, asked, plan)
+    served = _timed(placer, plan, reason)
     placer = placer.on_devices_of(served.plan)
     if request.embeds:
         served = _embedding(placer, served)
@@ -108,8 +114,15 @@ class ServedModel:
         return self._completed(served, str(placer.found_device))
 
     def _without_device(self) -> Served | None:
-        on_cpu = _on_cpu(self.placer, self.wanted)
-        return None if on_cpu is None else self._completed(on_cpu, self._device)
+        """The same model without its device."""
+        if not self.placer.has_device:
+            return None
+        wanted = self.wanted.plan
+        weights = wanted.memory.weights_gpu + wanted.memory.weights_host
+        record = unmeasured_cpu_record(self.placer.model, self.placer.operators, wanted.workload, weights)
+        plan = replace(record, attention=wanted.attention)
+        on_cpu = replace(self.wanted, plan=plan, reason="the device was lost: running on the CPU", times=())
+        return self._completed(on_cpu, self._device)
 
     def launch(self, served: Served, folder: Path, program: Path, settings: ServerSettings) -> Launch:
         """Return the command that starts llama-server with a placement. settings: without a projector; cache_mib None:
@@ -178,27 +191,6 @@ class ServedModel:
         return mib
 
 
-def _planned(request: PlacementRequest) -> tuple[Placer, Served] | None:
-    """Return the placement of the plan file; None without a plan file."""
-    planned = request.placement.planned(request.model)
-    if planned is None:
-        return None
-    placer, plan = planned
-    plan.check(placer.model, placer.operators)
-    plan = placer.as_asked(plan)
-    reason = f"using the plan {request.placement.plan_file}, policy {plan.policy}"
-    return placer, _timed(placer, plan, reason)
-
-
-def _placed(request: PlacementRequest, placer: Placer) -> Served:
-    """Return the policy's placement, as in `run`."""
-    workload = request.workload(placer)
-    plan, is_unknown = request.placement.made_plan(placer, workload)
-    if is_unknown:
-        return _timed(placer, plan, tuning_gain(placer, workload, plan))
-    return _timed(placer, plan, _reason(placer, request.placement, plan))
-
-
 def _embedding(placer: Placer, served: Served) -> Served:
     """Return the placement with embeddings if it leaves room for them on the device: a measured or given plan may
     not."""
@@ -229,17 +221,6 @@ def _timed(placer: Placer, plan: Plan, reason: str) -> Served:
         return served
     predicted = plan.predicted or simulation.predicted
     return replace(served, plan=replace(plan, predicted=predicted), times=work_times(simulation))
-
-
-def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
-    """Return the placement of the same model without its device; None without a device."""
-    if not placer.has_device:
-        return None
-    memory = wanted.plan.memory
-    weights = memory.weights_gpu + memory.weights_host
-    record = unmeasured_cpu_record(placer.model, placer.operators, wanted.plan.workload, weights)
-    plan = replace(record, attention=wanted.plan.attention)
-    return replace(wanted, plan=plan, reason="the device was lost: running on the CPU", times=())
 
 
 def host_left(placer: Placer, plan: Plan, device_lost: bool = False) -> int:
