@@ -31,10 +31,9 @@ Message = dict[str, Any]
 class LoadedArm:
     """A loaded model and a timer on it, made by the first request."""
 
-    def __init__(self) -> None:
-        self._loaded: LoadedModel | None = None
-        self._timer: ContextTimer | None = None
-        self._watch: Watch | None = None
+    _loaded: LoadedModel
+    _timer: ContextTimer
+    _watch: Watch
 
     def answer(self, do: str, **request: Any) -> Message:
         """The result of one request: load, warm_up or measure."""
@@ -49,35 +48,26 @@ class LoadedArm:
         from oallama.bench.readback import load_report
 
         arm = from_json(ArmSpec, spec, "the arm")
-        loaded = load_planned(arm) if arm.stock is None else load_stock(arm.setting.load, arm.stock)
-        self._loaded = loaded
+        self._loaded = load_planned(arm) if arm.stock is None else load_stock(arm.setting.load, arm.stock)
         pin_threads(arm.setting.cpus)
-        report = load_report(loaded, arm.setting.load, operators)
-        self._timer = _timer(loaded, arm.setting)
+        report = load_report(self._loaded, arm.setting.load, operators)
+        self._timer = _timer(self._loaded, arm.setting)
         self._watch = Watch(parse_device(arm.setting.load.device).is_emulated)
         return asdict(report)
 
     def warm_up(self, tests: list[Message]) -> Message:
         """Run every test once, not timed; returns the bytes held afterwards."""
-        loaded, timer = self._ready()
         for test in tests:
-            timer.warm_up(BenchTest(**test))
-        device_bytes, host_bytes = loaded.held_bytes()
+            self._timer.warm_up(BenchTest(**test))
+        device_bytes, host_bytes = self._loaded.held_bytes()
         return {"device_bytes": device_bytes, "host_bytes": host_bytes}
 
     def measure(self, tests: list[Message]) -> Message:
-        _, timer = self._ready()
-        return {"samples": [asdict(self._sample(timer, BenchTest(**test))) for test in tests]}
+        return {"samples": [asdict(self._sample(BenchTest(**test))) for test in tests]}
 
-    def _sample(self, timer: ContextTimer, test: BenchTest) -> Sample:
-        assert self._watch is not None
-        sample, kept = self._watch.measured(lambda: timer.sample(test))
+    def _sample(self, test: BenchTest) -> Sample:
+        sample, kept = self._watch.measured(lambda: self._timer.sample(test))
         return sample.beside(kept)
-
-    def _ready(self) -> tuple[LoadedModel, ContextTimer]:
-        if self._loaded is None or self._timer is None:
-            raise UsageError("this arm is not loaded yet")
-        return self._loaded, self._timer
 
 
 def _timer(loaded: LoadedModel, setting: Setting) -> ContextTimer:
