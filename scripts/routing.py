@@ -21,7 +21,6 @@ import random
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -47,17 +46,6 @@ USE_DECAY = 0.98  # of counts with each token, as in the back end (split/expert_
 _LARGEST = 0.98  # of an inclusion probability: odds grow without bound towards 1
 
 
-@dataclass(frozen=True)
-class RoutingDraw:
-    """A drawing to make. shares: of traffic, one an expert."""
-
-    n_layer: int
-    shares: tuple[float, ...]
-    n_used: int
-    n_tokens: int
-    seed: int = 0
-
-
 def curve_shares(n_expert: int, points: Sequence[tuple[float, float]]) -> tuple[float, ...]:
     """Traffic of a concentration curve, straight between its points (share of experts, share of traffic).
 
@@ -76,16 +64,15 @@ def curve_shares(n_expert: int, points: Sequence[tuple[float, float]]) -> tuple[
     return tuple(np.diff(quantiles).tolist())
 
 
-def draw(drawing: RoutingDraw) -> dict[int, list[Row]]:
-    """Rows by layer; which experts are the used ones differs by layer. Raises ValueError if the shares cannot be."""
-    n_expert = len(drawing.shares)
-    odds = odds_of(drawing.shares, drawing.n_used)
-    cumulated = list(accumulate(odds))
+def draw(n_layer: int, shares: Sequence[float], n_used: int, n_tokens: int, seed: int = 0) -> dict[int, list[Row]]:
+    """Rows by layer; which experts are the used ones differs by layer. shares: of traffic, one an expert. Raises
+    ValueError if they cannot be."""
+    n_expert, cumulated = len(shares), list(accumulate(odds_of(shares, n_used)))
     rows: dict[int, list[Row]] = {}
-    for layer in range(drawing.n_layer):
-        rng = random.Random(f"{drawing.seed}/{layer}")
+    for layer in range(n_layer):
+        rng = random.Random(f"{seed}/{layer}")
         names = rng.sample(range(n_expert), n_expert)
-        rows[layer] = [_row(names, cumulated, drawing.n_used, rng) for _ in range(drawing.n_tokens)]
+        rows[layer] = [_row(names, cumulated, n_used, rng) for _ in range(n_tokens)]
     return rows
 
 
@@ -267,8 +254,8 @@ def _draw(options: argparse.Namespace) -> int:
     if min(options.layers, options.experts, options.used, options.tokens) < 1:
         raise ValueError("--layers, --experts, --used and --tokens must be at least 1")
     shares = curve_shares(options.experts, _points(options.curve))
-    drawing = RoutingDraw(options.layers, shares, options.used, options.tokens, options.seed)
-    write_routing(options.output, draw(drawing), f"drawn: curve {options.curve}, seed {options.seed}")
+    rows = draw(options.layers, shares, options.used, options.tokens, options.seed)
+    write_routing(options.output, rows, f"drawn: curve {options.curve}, seed {options.seed}")
     return 0
 
 

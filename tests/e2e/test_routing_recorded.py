@@ -29,7 +29,7 @@ from oallama.profile.routing import read_routing, write_routing
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from routing import RoutingDraw, counts_of, draw, first_and_second
+from routing import counts_of, draw, first_and_second
 from routing import write_routing as write_ids
 
 pytestmark = pytest.mark.usefixtures("kept_engines")
@@ -146,7 +146,7 @@ def test_what_has_no_experts_is_not_counted(words: tuple[str, ...], models: Path
 def test_the_device_follows_a_file_and_begins_again_behind_its_end(models: Path, tmp_path: Path) -> None:
     """Each layer's tokens in their order, over several graphs; rows of 7 end in the middle of a prompt. Experts are on
     the host, where they are counted. What llama-server tries when it has loaded the model comes first: two tokens."""
-    rows = draw(RoutingDraw(N_LAYER, zipf_shares(0.5), 2, 7))
+    rows = draw(N_LAYER, zipf_shares(0.5), 2, 7)
     write_ids(tmp_path / "ids.txt", rows, "seven tokens")
     device = f"emulated:vram=1GiB,scale=1,values=drawn,routing={tmp_path / 'ids.txt'}"
     placer = Placer.load(written(models, "llama-moe", n_layer=N_LAYER), device=device, threads=1)
@@ -170,7 +170,7 @@ def test_later_traffic_hits_as_often_as_promised(models: Path, tmp_path: Path, m
     monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path / "cache"))
     path = written(models, "qwen3moe", weight_type="F16", n_layer=N_LAYER)
     model = Placer.load(path, device="none").model
-    first, second = first_and_second(draw(RoutingDraw(N_LAYER, zipf_shares(1.0), model.n_expert_used, 1200)))
+    first, second = first_and_second(draw(N_LAYER, zipf_shares(1.0), model.n_expert_used, 1200))
     counts = counts_of(first, model.fingerprint, N_LAYER, N_EXPERT, model.n_expert_used)
     write_routing(counts)
     write_ids(tmp_path / "later.txt", second, "the second half")
