@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TextIO
 
 from oallama.cli.chat.session import ChatSession
@@ -14,6 +13,7 @@ from oallama.cli.chat.settings import MEANINGS, changed, check_setting
 from oallama.cli.output import log, write_file
 from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
+from oallama.core.files import user_path
 from oallama.core.text import is_text, suggestion
 from oallama.core.units import format_bytes
 from oallama.report.text import model_title, plural, policy_on, printable
@@ -92,21 +92,17 @@ def _set(session: ChatSession, argument: str) -> None:
 
 def unquoted(text: str) -> str:
     """Strip the quotes of a value: three, or one with the escapes of JSON. Raises UsageError for invalid text."""
-    value = _unquoted(text.strip())
+    value = text.strip()
+    if value.startswith(QUOTES):
+        value = value.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
+    elif len(value) > 1 and value[0] == value[-1] == '"':
+        try:
+            value = str(json.loads(value))
+        except ValueError:
+            value = value[1:-1]
     if not is_text(value):
         raise UsageError("this value is not valid text: it has half a character, like JSON's \\ud800")
     return value
-
-
-def _unquoted(text: str) -> str:
-    if text.startswith(QUOTES):
-        return text.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
-    if len(text) > 1 and text[0] == text[-1] == '"':
-        try:
-            return str(json.loads(text))
-        except ValueError:
-            return text[1:-1]
-    return text
 
 
 def _show(session: ChatSession, topic: str) -> None:
@@ -178,7 +174,7 @@ TOPICS: dict[str, Callable[[ChatSession], list[str]]] = {
 def _save(session: ChatSession, path: str) -> None:
     if not path:
         raise UsageError("/save needs the name of a file")
-    target = home(unquoted(path))
+    target = str(user_path(unquoted(path)))
     write_file(target, session.conversation.to_json(session.placer.model.name))
     log(f"wrote {target}")
 
@@ -186,17 +182,9 @@ def _save(session: ChatSession, path: str) -> None:
 def _load(session: ChatSession, path: str) -> None:
     if not path:
         raise UsageError("/load needs the name of a file from /save")
-    source = home(unquoted(path))
+    source = str(user_path(unquoted(path)))
     session.begin(Conversation.from_json(text_of_file(source, "conversation")))
     log(f"read {source}: {plural(session.conversation.n_exchanges, 'exchange')}; the next message continues it")
-
-
-def home(path: str) -> str:
-    """Expand ~ to the user's folder."""
-    try:
-        return str(Path(path).expanduser())
-    except RuntimeError:  # ~name of nobody here
-        return path
 
 
 def _image(session: ChatSession, path: str) -> None:
@@ -206,7 +194,7 @@ def _image(session: ChatSession, path: str) -> None:
         raise UsageError("this chat takes no pictures; start it with --mmproj FILE, the model's vision projector")
     if not path:
         raise UsageError("/image needs the name of a picture file")
-    source = home(unquoted(path))
+    source = str(user_path(unquoted(path)))
     session.pictures.append(data_url(source))
     log(f"the next message will include {source}")
 
