@@ -169,7 +169,7 @@ class ServerArm:
 
     def _timings(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
-            timings: Mapping[str, Any] = self._client.post("/completion", body)["timings"]
+            timings: Mapping[str, Any] = self._client.ask("/completion", body)["timings"]
         except (Refused, Gone, KeyError) as error:
             raise DeviceError(f"llama-server of arm {self.spec.name} does not answer: {error}") from None
         return timings

@@ -38,17 +38,15 @@ class Client:
     def __init__(self, address: Address) -> None:
         self._address = address
 
-    def get(self, path: str) -> Any:
-        """The document at a path. Raises Refused, Gone."""
-        return self._document("GET", path, None)
-
-    def post(self, path: str, body: Mapping[str, Any], meanwhile: Callable[[], None] | None = None) -> Any:
-        """The answer to a document. meanwhile: called until the answer begins, and may raise. Raises Refused, Gone."""
-        return self._document("POST", path, body, meanwhile)
+    def ask(self, path: str, body: Mapping[str, Any] | None = None, meanwhile: Callable[[], None] | None = None) -> Any:
+        """The document at a path, or the answer to a document. meanwhile: called until the answer begins, and may
+        raise. Raises Refused, Gone."""
+        with self._asked(path, body, meanwhile) as answer:
+            return json.loads(answer.read())
 
     def events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the documents of a streamed answer. Raises Refused, Gone."""
-        with self._asked("POST", path, body) as answer:
+        with self._asked(path, body) as answer:
             while line := answer.readline():
                 kind, _, data = line.strip().partition(b": ")
                 if data == b"[DONE]" or kind not in (b"data", b"error"):  # an end, a blank line, or a sign of life
@@ -58,15 +56,9 @@ class Client:
                     raise Refused(200, document if "error" in document else {"error": document})
                 yield document
 
-    def _document(
-        self, method: str, path: str, body: Mapping[str, Any] | None, meanwhile: Callable[[], None] | None = None
-    ) -> Any:
-        with self._asked(method, path, body, meanwhile) as answer:
-            return json.loads(answer.read())
-
     @contextmanager
     def _asked(
-        self, method: str, path: str, body: Mapping[str, Any] | None, meanwhile: Callable[[], None] | None = None
+        self, path: str, body: Mapping[str, Any] | None, meanwhile: Callable[[], None] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         """Yield an answer to read inside the block. Raises Refused, Gone."""
         headers = {"Content-Type": "application/json"}
@@ -75,7 +67,7 @@ class Client:
         data = None if body is None else encoded(body)
         connection = http.client.HTTPConnection(self._address.local_host, self._address.port)
         try:
-            connection.request(method, path, data, headers)
+            connection.request("GET" if data is None else "POST", path, data, headers)
             if meanwhile is not None:
                 _wait(connection.sock, meanwhile)
             answer = connection.getresponse()

@@ -344,7 +344,7 @@ class Engine:
         self._check_open()
         within = _TemplateLimits(self.model.path, self._child.process)
         try:
-            return self._client.post(path, {"messages": checked_messages(messages)}, within.check)
+            return self._client.ask(path, {"messages": checked_messages(messages)}, within.check)
         except ModelFileError:
             self.close()
             raise
@@ -359,7 +359,7 @@ class Engine:
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         self._check_open()
         try:
-            return self._client.get(path) if body is None else self._client.post(path, body)
+            return self._client.ask(path, body)
         except Refused as error:
             raise self._refused(error) from None
         except Gone as error:
