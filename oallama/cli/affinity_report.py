@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -117,15 +116,19 @@ def made_report(
     placer: Placer, workload: Workload, phase: Phase, policy: PolicyOptions, step: StepOptions
 ) -> AffinityReport:
     """Return the report of the requested plan, else of OATO's search and the plan that `oallama run` uses."""
-    from oallama.placer.report import plan_report, search_report, with_more_requests, with_run
+    from oallama.placer.report import plan_report, report_over, search_report, with_more_requests, with_run
+    from oallama.report.operators import RunPlan
 
     def planned(workload: Workload) -> Plan:
         return step.plan(placer, workload, policy.plan)
 
     has_step = step != StepOptions()
-    if placer.members:
-        return report_of_several(placer, workload, phase, planned if policy.policy is not None or has_step else None)
     plan = planned(workload) if policy.policy is not None or has_step else None
+    if placer.members:
+        if plan is not None:
+            return report_over(placer, plan, workload, phase)
+        plan, is_measured = plan_of_run(placer, workload)
+        return replace(report_over(placer, plan, workload, phase), run=RunPlan(plan, is_measured))
     if plan is None:
         report = search_report(placer, phase, workload.n_prompt, workload.n_gen, policy.affinity, policy.fill)
     else:
@@ -133,19 +136,6 @@ def made_report(
     if step.expected is not None:
         report = with_more_requests(placer, report, workload, planned)
     return with_run(placer, report, *plan_of_run(placer, workload, plan if has_step else None))
-
-
-def report_of_several(
-    placer: Placer, workload: Workload, phase: Phase, planned: Callable[[Workload], Plan] | None
-) -> AffinityReport:
-    """Return the report of several devices: of the plan that `oallama run` uses, or of a new plan."""
-    from oallama.placer.report import report_over
-    from oallama.report.operators import RunPlan
-
-    if planned is not None:
-        return report_over(placer, planned(workload), workload, phase)
-    plan, is_measured = plan_of_run(placer, workload)
-    return replace(report_over(placer, plan, workload, phase), run=RunPlan(plan, is_measured))
 
 
 def plan_of_run(placer: Placer, workload: Workload, new_plan: Plan | None = None) -> tuple[Plan, bool]:
