@@ -14,7 +14,6 @@ from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, MulMat
 from oallama.profile.merge import has_device, missing_cases, missing_non_matmul
 from oallama.profile.timing import Clock, Timing, TimingPolicy, measure
 from oallama.profile.wanted import (
-    COMPUTE_BOUND_TOKENS,
     PASS_FLOPS,
     Wanted,
     case_label,
@@ -34,7 +33,6 @@ GUESSED_FLOPS, GUESSED_BYTES_PER_S = 1e11, 7.5e8  # for the progress bar: of a p
 GUESSED_PASSES = 6
 LONG_PASS_FLOPS = PASS_FLOPS / 2
 LONG_PASS_CAP = 2.0  # time cap of cases with long passes, in caps of the others
-CHANGED = 0.15  # how much the first case may differ when it is measured again
 GRAPH_TOKENS = 64  # a graph of rests has as many layers as make about so many tokens: a launch is a small part of it
 MAX_GRAPH_LAYERS = 8
 NON_MATMUL_CAP = 2.0  # time cap, in caps of a decode case
@@ -100,9 +98,8 @@ class Session:
 
 
 def mul_mat_tasks(session: Session) -> list[Task]:
-    """One for each case that is missing, cheap ones first; the very first one is measured again at the end."""
-    cases = in_order(missing_cases(session.profile, _candidates(session)))
-    tasks = [
+    """One for each case that is missing, cheap ones first."""
+    return [
         Task(
             case_label(case),
             session.policy.time_cap_s + _guessed_seconds(case),
@@ -111,13 +108,8 @@ def mul_mat_tasks(session: Session) -> list[Task]:
             case.layout,
             kernel_kind(case.mul_mat),
         )
-        for case in cases
+        for case in in_order(missing_cases(session.profile, _candidates(session)))
     ]
-    anchor = _first_measured(session, cases)
-    if cases and anchor is not None:
-        again = partial(_check_again, session, anchor)
-        tasks.append(Task("the first case again", session.policy.time_cap_s, CPU_DEVICE, again))
-    return tasks
 
 
 def _guessed_seconds(case: Case) -> float:
@@ -202,37 +194,6 @@ def _time_mul_mat(session: Session, case: Case) -> Timing:
 def _fewer(policy: TimingPolicy, caps: float) -> TimingPolicy:
     """The policy for slow runs: more time, and three samples are enough."""
     return replace(policy, time_cap_s=caps * policy.time_cap_s, min_repeats=min(3, policy.min_repeats))
-
-
-def _first_measured(session: Session, cases: list[Case]) -> Case | None:
-    """The CPU case that was, or will be, measured first."""
-    for stored in session.profile.cases:
-        if stored.device == CPU_DEVICE and stored.n_tokens < COMPUTE_BOUND_TOKENS:
-            return None if stored.layout in session.broken_layouts else stored.key
-    return next((case for case in cases if case.device == CPU_DEVICE), None)
-
-
-def _check_again(session: Session, case: Case) -> Fragment:
-    """Measure a case again, to see whether the machine's speed has changed."""
-    before = session.known.get(case)
-    if before is None:  # it was left out
-        return {}
-    change = _time_mul_mat(session, case).seconds / before - 1
-    if abs(change) <= CHANGED:
-        return {}
-    return {
-        "warnings": [
-            f"the machine was {_change_text(change)} at the end of the profile than at its start ({case_label(case)}); "
-            "close other programs and use --refresh to measure again"
-        ]
-    }
-
-
-def _change_text(change: float) -> str:
-    """`30% slower`, `50% faster`; from three times the time on `3× slower`, as larger percentages are hard to read."""
-    if change >= 2:
-        return f"{1 + change:.0f}× slower"
-    return f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
 
 
 #
