@@ -34,13 +34,6 @@ class Mark(Enum):
     NOT_NULL = "not null"  # left out where it is None, which null does not say
 
 
-@dataclass(frozen=True, slots=True)
-class Expect:
-    """Metadata of an `Annotated` field: the error text for any invalid value, instead of the details."""
-
-    what: str  # "must be three sizes above 0"
-
-
 Count = Annotated[int, Mark.NOT_NEGATIVE]
 Size = Annotated[int, Mark.ABOVE_ZERO]
 Count32 = Annotated[int, Mark.NOT_NEGATIVE, Mark.BITS_32]
@@ -175,7 +168,7 @@ def from_json(cls: type[_T], document: Any, where: str) -> _T:
         if Mark.FLAT in field.marks:
             values[field.name] = from_json(field.hint, document, where)
         elif field.name in document:
-            values[field.name] = _decoded(field.hint, field.marks, document[field.name], where, field.name)
+            values[field.name] = _value(field.hint, field.marks, document[field.name], where, field.name)
         elif not field.is_optional:
             raise CodecError(f"{where}: {field.name} is missing")
         elif field.default is MISSING:
@@ -189,17 +182,6 @@ def _without_none(hint: Any) -> Any:
         (inner,) = (arg for arg in get_args(hint) if arg is not type(None))
         return inner
     return hint
-
-
-def _decoded(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str) -> Any:
-    """A field's value. where: path of the object, name: of the field in it."""
-    expected = next((mark for mark in marks if isinstance(mark, Expect)), None)
-    try:
-        return _value(hint, marks, value, where, name)
-    except CodecError:
-        if expected is None:
-            raise
-        raise CodecError(f"{where}: {name} {expected.what}, not {_shown(value)}") from None
 
 
 def _shown(value: Any) -> str:
@@ -217,20 +199,22 @@ _KINDS = {str: "a string", int: "a whole number", bool: "true or false"}
 
 
 def _value(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str) -> Any:
+    """A field's value. where: path of the object, name: of the field in it."""
+
     def wrong(what: str) -> CodecError:
         return CodecError(f"{where}: {name} must be {what}, not {_shown(value)}")
 
     def inside(inner: Any, item: Any, suffix: str) -> Any:
         """The item of a list or a dictionary; `suffix` is its name after the field's."""
         inner, more = _split(inner)
-        return _decoded(inner, more, item, where, name + suffix)
+        return _value(inner, more, item, where, name + suffix)
 
     inner = _without_none(hint)
     if inner is not hint:
         inner, more = _split(inner)
         if value is None and Mark.NOT_NULL not in marks:
             return None
-        return _decoded(inner, (*marks, *more), value, where, name)
+        return _value(inner, (*marks, *more), value, where, name)
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return value

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from oallama.core.codec import Count, Expect, Mark, NotNegative, Positive, Size
+from oallama.core.codec import Count, Mark, NotNegative, Positive, Size
 from oallama.core.types import MulMat
 
 Samples = Annotated[tuple[Positive, ...], Mark.NOT_EMPTY]
@@ -78,9 +78,8 @@ class LinearFit:
     alpha_s: NotNegative
     beta_s_per_byte: NotNegative
     r2: float  # below 0 where the line fits worse than a constant
-    points: Annotated[  # (bytes, median seconds); a difference of two times may be negative
-        tuple[tuple[int, float], ...], Mark.REQUIRED, Expect("must be pairs [bytes, seconds]")
-    ] = ()
+    # (bytes, median seconds); a difference of two times may be negative
+    points: Annotated[tuple[tuple[int, float], ...], Mark.REQUIRED] = ()
 
     def seconds(self, n_bytes: float) -> float:
         return self.alpha_s + self.beta_s_per_byte * n_bytes

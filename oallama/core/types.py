@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from oallama.core.codec import Count, Count32, Expect, Line, Mark, Size, Size32
+from oallama.core.codec import Count, Count32, Line, Mark, Size, Size32
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 
 Shape = tuple[int, int, int]  # [K, N, E]: ne[0], ne[1], ne[2] of a weight
@@ -128,7 +128,7 @@ class MulMat:
 
     op: str  # MUL_MAT: all E matrices are used; MUL_MAT_ID: each token is routed to n_expert_used of them
     type: str
-    shape: Annotated[tuple[Size, Size, Size], Expect("must be three sizes above 0")]
+    shape: tuple[Size, Size, Size]
     n_expert_used: Count = 1
     input_f32: Annotated[bool, Mark.OMIT_DEFAULT] = False
 
