@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from oallama.core.history import BlockRuns, SeenPasses
 from oallama.core.types import PLAIN_LAYOUT, Phase, Predicted, StockOptions, Workload
@@ -136,35 +135,27 @@ def seen_passes(
         if batch_runs:
             most = max(batch_runs, key=lambda run: run.n_runs)
             n_tokens = max(1, round(most.n_tokens / most.n_runs))
-            seen.append(
-                _with_prediction(
-                    _summed(batch_runs, most.n_runs), cut_blocks, n_tokens, n_g_at(table, n_tokens), slicer.pricing
-                )
+            cpu_s, wait_s, other_s = (
+                sum(getattr(run, name) for run in batch_runs) / most.n_runs for name in ("cpu_s", "wait_s", "other_s")
             )
+            predicted = _prediction(cut_blocks, n_tokens, n_g_at(table, n_tokens), slicer.pricing)
+            seen.append(SeenPasses(batch, most.n_runs, cpu_s, wait_s, other_s, *predicted))
     return tuple(seen)
 
 
-def _summed(runs: Sequence[BlockRuns], n_passes: int) -> SeenPasses:
-    cpu_s, wait_s, other_s = (
-        sum(getattr(run, name) for run in runs) / n_passes for name in ("cpu_s", "wait_s", "other_s")
-    )
-    return SeenPasses(runs[0].batch, n_passes, cpu_s, wait_s, other_s, 0.0, 0.0, 0.0, False)
-
-
-def _with_prediction(seen: SeenPasses, cut_blocks: CutBlocks, n_tokens: int, n_g: int, pricing: Pricing) -> SeenPasses:
-    """Add the predicted seconds of a pass."""
+def _prediction(cut_blocks: CutBlocks, n_tokens: int, n_g: int, pricing: Pricing) -> tuple[float, float, float, bool]:
+    """The predicted values of SeenPasses."""
     times = [pricing.block_times(kind, cut, n_tokens, n_g) for kind, cut in cut_blocks]
     rounds: dict[BlockTimes, tuple[float, float]] = {}
     for block in times:
         if block not in rounds:
             without_cpu_s = cycle_seconds([block._replace(cpu_s=0.0)], pricing.streaming)
             rounds[block] = cycle_seconds([block], pricing.streaming), without_cpu_s
-    return replace(
-        seen,
-        predicted_cpu_s=sum(_cpu_beside_copies_s(block, rounds[block][0]) for block in times),
-        predicted_device_s=sum(rounds[block][1] for block in times),
-        predicted_between_s=sum(block.inter_block_s for block in times),
-        copies_last=sum(block.copy_s for block in times) > sum(step.gpu_s for block in times for step in block.steps),
+    return (
+        sum(_cpu_beside_copies_s(block, rounds[block][0]) for block in times),
+        sum(rounds[block][1] for block in times),
+        sum(block.inter_block_s for block in times),
+        sum(block.copy_s for block in times) > sum(step.gpu_s for block in times for step in block.steps),
     )
 
 

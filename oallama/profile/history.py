@@ -49,14 +49,10 @@ def _mean(old: SeenPasses, new: SeenPasses) -> SeenPasses:
     n_old, n_new = min(old.n_passes, MEMORY_PASSES), new.n_passes
     share = n_new / (n_old + n_new)
 
-    def mean(name: str) -> float:
-        earlier, later = getattr(old, name), getattr(new, name)
-        return float(earlier + share * (later - earlier))
-
-    return SeenPasses(
-        new.batch, n_old + n_new, mean("cpu_s"), mean("wait_s"), mean("other_s"), mean("predicted_cpu_s"),
-        mean("predicted_device_s"), mean("predicted_between_s"), new.copies_last,
-    )  # fmt: skip
+    names = "cpu_s", "wait_s", "other_s", "predicted_cpu_s", "predicted_device_s", "predicted_between_s"
+    pairs = {name: (getattr(old, name), getattr(new, name)) for name in names}
+    means = {name: earlier + share * (later - earlier) for name, (earlier, later) in pairs.items()}
+    return replace(new, n_passes=n_old + n_new, **means)
 
 
 def adopted(history: History) -> History:
