@@ -20,48 +20,30 @@ from typing import Any
 from ggml_bridge.threads import Thread
 
 
-class HeldInterrupt:
-    """A Ctrl-C that may have arrived. before: the previous handler, which gets it in the end."""
-
-    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
-        self._handler = handler
-        self._arrived: list[FrameType | None] = []
-
-    def arrive(self, frame: FrameType | None) -> None:
-        self._arrived.append(frame)
-
-    def hand_on(self) -> None:
-        """Hand a Ctrl-C on, which usually raises KeyboardInterrupt here. Call it only without C code in the call
-        stack."""
-        if self._arrived:
-            frame = self._arrived[0]
-            self._arrived.clear()
-            self._handler(signal.SIGINT, frame)
-
-
 @contextlib.contextmanager
-def held_interrupt(on_interrupt: Callable[[], None] = lambda: None) -> Iterator[HeldInterrupt]:
-    """Defer a Ctrl-C in the block: call on_interrupt, which must not raise, at once, and the previous handler at the
-    block's end, if the block did not do so earlier.
+def held_interrupt(on_interrupt: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Defer a Ctrl-C in the block: call on_interrupt, which must not raise, at once, and the previous handler, which
+    usually raises KeyboardInterrupt, at the block's end.
 
     Does nothing outside the main thread, where signals do not arrive.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield HeldInterrupt(signal.default_int_handler)
+        yield
         return
-    held = HeldInterrupt(handler)
+    arrived: list[FrameType | None] = []
 
     def hold(_number: int, frame: FrameType | None) -> None:
-        held.arrive(frame)
+        arrived.append(frame)
         on_interrupt()
 
     signal.signal(signal.SIGINT, hold)
     try:
-        yield held
+        yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        held.hand_on()
+        if arrived:
+            handler(signal.SIGINT, arrived[0])
 
 
 AGAIN_S = 0.01  # after a Ctrl-C that was dropped, at the earliest
