@@ -53,7 +53,7 @@ class BlockContexts:
         self._parts = [
             2 * operator.layer_in(n_layer) + (is_ffn(operator) or operator.is_last) for operator in problem.operators
         ]
-        self._biased = _biased_ffns(problem.operators, problem.splittable)
+        self.biased_ffns = _biased_ffns(problem.operators, problem.splittable)
         self._types: dict[Types, Types] = {}
         self._blocks_of = cache(self._blocks_in)
         self._types_related = cache(_types_related)
@@ -69,11 +69,6 @@ class BlockContexts:
             workload_passes[p.n_tokens].append(replace(p, count=step.count) if p.n_tokens == step.n_tokens else p)
         self._passes_at |= {n_tokens: tuple(batch_passes) for n_tokens, batch_passes in workload_passes.items()}
 
-    @property
-    def biased_layers(self) -> frozenset[int]:
-        """Layers whose experts have biases."""
-        return frozenset(self._biased)
-
     def blocks(
         self, placement: Placement, together: Collection[int] = (), cuts: Sequence[Hashable] | None = None
     ) -> list[Block]:
@@ -84,7 +79,7 @@ class BlockContexts:
         them are on the host. cuts: of each operator; mul-mats of one FFN with equal cuts form one block. None: the
         placement's."""
         on_device, first_layer, operators = placement.on_device, placement.first_device_layer, self._problem.operators
-        whole_ffns = [self._biased[layer] for layer in together if layer in self._biased]
+        whole_ffns = [self.biased_ffns[layer] for layer in together if layer in self.biased_ffns]
         whole_ffns = [family for family in whole_ffns if not any(on_device[i] for i in family)]
         in_whole_ffns = {i for family in whole_ffns for i in family}
         families = [*whole_ffns, *(family for family in self._families.values() if family[0] not in in_whole_ffns)]

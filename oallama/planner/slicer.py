@@ -83,15 +83,10 @@ class SlicePlan:
 
     @property
     def twice_bytes(self) -> int:
-        """Host memory of the second copy of CC."""
-        return self.cc_bytes if self.kept_twice else 0
-
-    @property
-    def cc_bytes(self) -> int:
-        """Bytes of CC that may be streamed for n_g, or exchanged."""
+        """Host memory of the second copy of CC: of what may be streamed for n_g, or exchanged."""
         return sum(
             kind.block.bytes * cut.cc // kind.block.extent
-            for kind, cut in self.cut_blocks
+            for kind, cut in (self.cut_blocks if self.kept_twice else ())
             if (kind.use is not None and kind.use.follows if cut.n_hot else kind.takes_n_g)
         )
 
@@ -174,7 +169,7 @@ class Slicer:
         """
         workload = self.workload
         best: SlicePlan | None = None
-        biased = self.contexts.biased_layers & self._uses.keys() if self._hot else ()
+        biased = self.contexts.biased_ffns.keys() & self._uses.keys() if self._hot else ()
         sets: list[Collection[int]] = [(), biased] if biased else [()]
         for blocks in filter(None, (self.blocks(placement, together) for together in sets)):
             numbers = {types: number for number, types in enumerate(dict.fromkeys(block.types for block in blocks))}
