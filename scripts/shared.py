@@ -1,4 +1,4 @@
-"""What scripts share: the checkout's folder, TOML files as records, command lines, results."""
+"""Helpers of the scripts: the checkout's folder, TOML files as records, command lines, results."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def cache_bytes(shape: NonMatmulShape) -> float:
 
 
 def is_around_attention(operator: Operator) -> bool:
-    """Whether attention is computed between this mul-mat and its likes."""
+    """Whether this is one of the weights of attention."""
     return operator.role.startswith("attn_")
 
 

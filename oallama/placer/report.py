@@ -109,9 +109,8 @@ def device_ranges(target: ModelOnDevice, plan: Plan) -> dict[int, tuple[int, int
     ranges = layer_ranges(plan, target.operators, n_layer) or [(n_layer + 1 - plan.n_gpu_layers, n_layer + 1)]
     range_by_device: dict[int, tuple[int, int]] = {}
     for name, span in zip(used, ranges, strict=False):  # two may have the same name
-        range_by_device[
-            next(n for n, measured_name in enumerate(names) if measured_name == name and n not in range_by_device)
-        ] = span
+        number = next(n for n, measured in enumerate(names) if measured == name and n not in range_by_device)
+        range_by_device[number] = span
     return range_by_device
 
 
@@ -142,12 +141,10 @@ def _report(
     affinity: AffinityRule = "default",
 ) -> AffinityReport:
     rows = affinities(costs_of(problem, plan.workload, phase), target.operators, placement, affinity)
-    search_end, compared_baselines = (
-        (placement.iterations, placement.converged),
-        _baselines(target, workload, plan.memory),
-    )
-    device, measured = problem.profile.device, measured_on(problem.profile)
-    return AffinityReport(target.model, device, phase, plan, rows, *search_end, compared_baselines, measured)
+    return AffinityReport(
+        target.model, problem.profile.device, phase, plan, rows, placement.iterations, placement.converged,
+        _baselines(target, workload, plan.memory), measured_on(problem.profile),
+    )  # fmt: skip
 
 
 def priced(target: ModelOnDevice, problem: Problem, plan: Plan) -> Plan:

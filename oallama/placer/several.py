@@ -63,9 +63,7 @@ def over_all(placer: Placer, request: Request) -> Plan:
 def _left_out(placer: Placer, best: Plan) -> list[str]:
     used_devices = {str(device) for device in parse_device(best.device).each}
     unused_devices = [str(device) for device in placer.device.each if str(device) not in used_devices]
+    if not unused_devices:
+        return []
     verb, them = ("is", "it") if len(unused_devices) == 1 else ("are", "them")
-    return (
-        [f"{' and '.join(unused_devices)} {verb} not used: with {them} no plan is predicted to be faster"]
-        if unused_devices
-        else []
-    )
+    return [f"{' and '.join(unused_devices)} {verb} not used: with {them} no plan is predicted to be faster"]

@@ -161,10 +161,8 @@ class Plan:
         """The plan without the model's own drafts, for a load without its last block (MTP)."""
         if self.draft is None or self.draft.kind != "draft-mtp":
             return self
-        memory, draft_bytes = (
-            replace(self.memory, spare=self.memory.spare + self.draft.device_bytes),
-            self.draft.device_bytes,
-        )
+        draft_bytes = self.draft.device_bytes
+        memory = replace(self.memory, spare=self.memory.spare + draft_bytes)
         for name in ("weights_gpu", "compute", "kv"):  # the draft has only their sum
             n_bytes = min(draft_bytes, getattr(memory, name))
             memory, draft_bytes = replace(memory, **{name: getattr(memory, name) - n_bytes}), draft_bytes - n_bytes

@@ -41,7 +41,7 @@ def profile_tables(profile: Profile) -> tuple[Table, ...]:
 
 
 def _cells(case: Case) -> tuple[str, ...]:
-    """What was, or would have been, measured."""
+    """Return the cells that name a case: device, layout, type, shape, tokens."""
     mul_mat = case.mul_mat
     return printable(case.device), case.layout, mul_mat.type, shape_text(mul_mat.shape), str(case.n_tokens)
 

@@ -171,10 +171,14 @@ TOPICS: dict[str, Callable[[ChatSession], list[str]]] = {
 }
 
 
+def _file(argument: str) -> str:
+    return str(user_path(unquoted(argument)))
+
+
 def _save(session: ChatSession, path: str) -> None:
     if not path:
         raise UsageError("/save needs the name of a file")
-    target = str(user_path(unquoted(path)))
+    target = _file(path)
     write_file(target, session.conversation.to_json(session.placer.model.name))
     log(f"wrote {target}")
 
@@ -182,7 +186,7 @@ def _save(session: ChatSession, path: str) -> None:
 def _load(session: ChatSession, path: str) -> None:
     if not path:
         raise UsageError("/load needs the name of a file from /save")
-    source = str(user_path(unquoted(path)))
+    source = _file(path)
     session.begin(Conversation.from_json(text_of_file(source, "conversation")))
     log(f"read {source}: {plural(session.conversation.n_exchanges, 'exchange')}; the next message continues it")
 
@@ -194,7 +198,7 @@ def _image(session: ChatSession, path: str) -> None:
         raise UsageError("this chat takes no pictures; start it with --mmproj FILE, the model's vision projector")
     if not path:
         raise UsageError("/image needs the name of a picture file")
-    source = str(user_path(unquoted(path)))
+    source = _file(path)
     session.pictures.append(data_url(source))
     log(f"the next message will include {source}")
 
