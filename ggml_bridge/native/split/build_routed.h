@@ -13,8 +13,7 @@ class RoutedBuilder {
     void emit_rows(int i);
     void emit_view(int i); // a half of a fused gate_up's rows
 
-    // Weighted and added up where they come together: on the device, where the result is to be there or many rows need
-    // not come back then; else on the host.
+    // Sums rows on the device if the result stays there, or if that saves many copies; else on the host.
     void emit_sum(int i);
 
     void end_phase() { packed_.clear(); }

@@ -137,9 +137,9 @@ void DeviceSide::computes_input(int64_t n_tokens) {
     SmallCopies & copies = copy_state.small_copies;
     Phase *       last   = copy_state.last_phase;
     if (last == nullptr || last->pacing.feeds_device || copies.is_last(last->pacing.results_sent)) {
-        return; // or computes with what was there already
+        return; // no new input was sent
     }
-    copies.forget(); // the first time: it has gone on for longer, until llama.cpp had sent the result
+    copies.forget(); // the first interval also has llama.cpp's own copy of the result
     last->pacing.feeds_device = true;
     copies.copied(&last->pacing.fed);
     ask_ahead(copies.due(), n_tokens);

@@ -100,8 +100,8 @@ bool Exchange::may_move(const std::shared_ptr<ExpertTable> & table) {
 }
 
 void Exchange::receive(const std::shared_ptr<ExpertTable> & table) {
-    due_.erase(std::remove(due_.begin(), due_.end(), table),
-               due_.end()); // no slot that is computed with is overwritten
+    // no slot that is computed with is overwritten
+    due_.erase(std::remove(due_.begin(), due_.end(), table), due_.end());
     for (size_t i = 0; i < coming_.size();) {
         Copy & copy = coming_[i];
         if (copy.table != table || Clock::now() < copy.ends) {
@@ -115,30 +115,42 @@ void Exchange::receive(const std::shared_ptr<ExpertTable> & table) {
 }
 
 // As many, those with the most rows first, that the link and the device behind it end together with the host.
-std::vector<ExpertTable::Move> Exchange::share(const std::shared_ptr<ExpertTable> & table,
-                                               const std::vector<int32_t> & chosen, double row_s, double device_s,
-                                               bool in_turns) {
+std::vector<ExpertTable::Move> Exchange::choose_fetched(const std::shared_ptr<ExpertTable> & table,
+                                                        const std::vector<int32_t> & chosen, double host_row_s,
+                                                        double device_row_s, int64_t n_rows, bool in_turns) {
+    chosen_at_             = Clock::now();
     const double fetched_s = stream_.seconds(bytes_of(*table));
-    if (!may_move(table) || row_s == 0.0 || fetched_s == 0.0) {
+    if (!may_move(table) || host_row_s == 0.0 || fetched_s == 0.0) {
         return {};
     }
     std::vector<std::pair<int64_t, int32_t>> missed; // rows, and the expert
-    int64_t                                  n_rows = 0;
     for (const int32_t expert : table->missed()) {
         missed.emplace_back(std::count(chosen.begin(), chosen.end(), expert), expert);
-        n_rows += missed.back().first;
     }
     std::stable_sort(missed.begin(), missed.end(), [](const auto & a, const auto & b) { return a.first > b.first; });
-    double linked_s = std::chrono::duration<double>(stream_.idle() - Clock::now()).count() + device_s;
-    double least_s  = std::max(static_cast<double>(n_rows) * row_s, device_s);
-    size_t n        = 0;
-    for (size_t i = 0; i < missed.size(); i++) {
-        linked_s += fetched_s;
-        n_rows -= missed[i].first;
-        const double both_s = std::max(linked_s, static_cast<double>(n_rows) * row_s);
-        if (both_s < least_s) {
+    std::vector<int64_t> rows = {0}; // of the first n of these
+    for (const auto & [n, expert] : missed) {
+        rows.push_back(rows.back() + n);
+    }
+    const auto   n_chosen = static_cast<int64_t>(chosen.size());
+    const auto   n_slots  = table->expert_in().size();
+    const double idle_s   = std::chrono::duration<double>(stream_.idle() - chosen_at_).count();
+    double       least_s  = 0.0;
+    size_t       n        = 0;
+    for (size_t i = 0; i < rows.size(); i++) {
+        const int64_t n_host = rows.back() - rows[i];
+        // the last launch waits for the last copies: the rows of half of the slots (route_packed)
+        const size_t  in_last = std::min(i, std::max<size_t>(1, std::min(i, n_slots) / 2));
+        const int64_t n_last  = n_rows > 0 ? n_rows : rows[in_last];
+        const int64_t n_first = n_rows > 0 ? 0 : n_chosen - n_host - n_last;
+        const double  link_s  = i > 0 ? idle_s + static_cast<double>(i) * fetched_s : 0.0;
+        const double  device_s =
+            std::max(link_s, static_cast<double>(n_first) * device_row_s) + static_cast<double>(n_last) * device_row_s;
+        const double host_s = static_cast<double>(i) * request_s_ + static_cast<double>(n_host) * host_row_s;
+        const double both_s = std::max(device_s, host_s);
+        if (i == 0 || both_s < least_s) {
             least_s = both_s;
-            n       = i + 1;
+            n       = i;
         }
     }
     std::vector<int32_t> fetched;
@@ -161,13 +173,17 @@ void Exchange::fetch(ggml_backend_t compute, size_t n, size_t after) {
     if (after > 0 && marks_[after - 1]) {
         stream_.await(marks_[after - 1].get());
     }
-    for (; n > 0; n--) {
+    for (size_t i = 0; i < n; i++) {
         Copy & copy = chosen_.front();
         ask(copy, Time::max(), /*whole=*/true);
-        ready_ = stream_.idle();
         stats().n_fetched++;
         received_.push_back(std::move(copy));
         chosen_.pop_front();
+    }
+    if (n > 0) {
+        const double request_s = std::chrono::duration<double>(Clock::now() - ready_).count() / static_cast<double>(n);
+        remember(request_s_, request_s);
+        ready_ = stream_.idle();
     }
     for (Copy & copy : received_) {
         if (copy.event) {

@@ -31,26 +31,28 @@ class Exchange {
     Exchange(const Exchange &)             = delete;
     Exchange & operator=(const Exchange &) = delete;
 
-    // Takes into a table what has come for it, before its block is launched.
+    // Marks experts of a table whose copies have ended as present, before its block is launched.
     void receive(const std::shared_ptr<ExpertTable> & table);
 
     // Chooses which of the experts that a batch misses are fetched, once the table has counted it, in the order in
-    // which they are. row_s: seconds of a row on the host; 0: not known. device_s: what the device takes once they are
-    // there. in_turns: a slot may be given to several of them.
-    std::vector<ExpertTable::Move> share(const std::shared_ptr<ExpertTable> & table,
-                                         const std::vector<int32_t> & chosen, double row_s, double device_s,
-                                         bool in_turns);
+    // which they are. host_row_s, device_row_s: seconds of a row; 0: not known. n_rows: of the device, which all wait
+    // for what is fetched; 0: packed rows, of which only those of what is fetched wait. in_turns: a slot may be given
+    // to several experts.
+    std::vector<ExpertTable::Move> choose_fetched(const std::shared_ptr<ExpertTable> & table,
+                                                  const std::vector<int32_t> & chosen, double host_row_s,
+                                                  double device_row_s, int64_t n_rows, bool in_turns);
 
-    // When what was fetched last is expected there, or, with nothing to fetch, when that was known.
-    Time ready() const { return ready_; }
+    // When that was chosen, and when what was fetched for it last is expected there, if anything was.
+    Time chosen_at() const { return chosen_at_; }
+    Time ready() const { return std::max(chosen_at_, ready_); }
 
-    // Queues the next n of what was chosen. What this back end computes from now on waits for them, and for what has
-    // come. after: how many of its marks they wait for.
+    // Queues the next n of what was chosen. All later work of `compute` waits for them, and for received experts.
+    // after: number of marks that they wait for.
     void fetch(ggml_backend_t compute, size_t n, size_t after = 0);
 
     size_t n_chosen() const { return chosen_.size(); }
 
-    // Marks what this back end has been given to compute, until the next block.
+    // Records an event behind the work queued so far, until the next block.
     void mark(ggml_backend_t compute);
     void forget_marks();
 
@@ -88,6 +90,8 @@ class Exchange {
     std::vector<Copy>                         received_; // whose events what is computed next has to wait for
     std::vector<EventPtr>                     marks_;    // of this block's launches
     std::vector<EventPtr>                     events_;   // that are free
+    Time                                      chosen_at_;
+    double                                    request_s_ = 0.0; // recent mean of the thread, to fetch an expert
     Time                                      ready_;
     std::vector<std::shared_ptr<ExpertTable>> claimed_;
 };

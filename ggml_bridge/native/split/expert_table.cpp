@@ -4,6 +4,8 @@
 #include <numeric>
 #include <tuple>
 
+#include "ggml.h"
+
 namespace oallama {
 
 namespace {
@@ -150,7 +152,7 @@ std::vector<ExpertTable::Move> ExpertTable::take(const std::vector<int32_t> & ex
     std::sort(slots.begin(), slots.end());
     n = in_turns ? std::min(std::max(n, (expert_in_.size() + 1) / 2), slots.size()) : n;
     std::vector<Move> moves;
-    n = shared_ || weights_.empty() ? 0 : n; // since a moment ago
+    n = shared_ || weights_.empty() ? 0 : n; // another context may have claimed the table meanwhile
     for (size_t i = 0; n > 0 && i < (in_turns ? experts.size() : std::min(n, experts.size())); i++) {
         moves.push_back({experts[i], std::get<int32_t>(slots[i % n])});
         vacate(moves.back().slot, moves.back().expert);
@@ -165,6 +167,8 @@ void ExpertTable::put(const Move & move) {
 }
 
 void ExpertTable::fill(const Move & move) {
+    GGML_ASSERT(coming_[static_cast<size_t>(move.slot)] == move.expert &&
+                slot_of_[static_cast<size_t>(move.expert)] < 0);
     coming_[static_cast<size_t>(move.slot)]    = -1;
     expert_in_[static_cast<size_t>(move.slot)] = move.expert;
     slot_of_[static_cast<size_t>(move.expert)] = move.slot;

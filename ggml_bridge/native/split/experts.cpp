@@ -6,6 +6,12 @@
 
 namespace oallama {
 
+int64_t RoutedBatch::n_last_rows() const {
+    const auto last =
+        std::find_if(launches.rbegin(), launches.rend(), [](const RoutedLaunch & one) { return one.n_copies > 0; });
+    return n_device_rows() - (last == launches.rend() ? 0 : last->begin);
+}
+
 void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & slot_of, int64_t n_slots, bool once,
            int64_t n_hits) {
     n_hits         = std::min(n_hits, n_device);
@@ -15,6 +21,7 @@ void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & s
     for (std::vector<int32_t> * rows : {&batch.slots, &batch.device_rows, &batch.host_ids, &batch.host_rows}) {
         rows->clear();
     }
+    batch.launches.clear();
     std::vector<int32_t> spare; // slots with something in them first: only weights are sure to be numbers
     std::copy_if(slot_of.begin(), slot_of.end(), std::back_inserter(spare), [](int32_t slot) { return slot >= 0; });
     for (int32_t slot = 0; slot < static_cast<int32_t>(n_slots); slot++) {
@@ -45,6 +52,7 @@ void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & s
             if (once) {
                 while (taken_by[static_cast<size_t>(*free)] == token) {
                     free++;
+                    GGML_ASSERT(free != spare.end()); // a token's rows on the device are at most the slots
                 }
                 taken_by[static_cast<size_t>(*free)] = token;
             }
@@ -126,6 +134,7 @@ void route_packed(RoutedBatch & batch, int64_t n_most, const std::vector<int32_t
             batch.host_rows.push_back(static_cast<int32_t>(row));
         }
     }
+    GGML_ASSERT(batch.device_rows.size() + batch.host_rows.size() == batch.chosen.size());
 }
 
 namespace {
@@ -156,8 +165,8 @@ void count_hits(const std::vector<int32_t> & chosen, const std::vector<int32_t> 
 
 // How many of a token's hits the device computes: fewer than there are where both sides were done sooner with more rows
 // on the host. So they end together whatever share of a token's experts is in slots (ScheInfer, Eq. 13).
-int64_t hits_of_device(std::vector<double> & both_s, const RoutedBatch & batch, int64_t n_device,
-                       const std::vector<int32_t> & slot_of) {
+int64_t choose_hits(std::vector<double> & both_s, const RoutedBatch & batch, int64_t n_device,
+                    const std::vector<int32_t> & slot_of) {
     constexpr double doubt =
         0.995; // what is passed over is tried again, once in some 30 tokens where it takes 15 % more
 
@@ -192,8 +201,8 @@ char * row_of(const ggml_tensor * tensor, int64_t n_used, int64_t row) {
 
 } // namespace
 
-void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches, Exchange * exchange,
-           bool in_turns) {
+void route_phase(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches, Exchange * exchange,
+                 bool in_turns) {
     batches.resize(std::max(batches.size(), phase.routings.size()));
     const bool packs = std::any_of(phase.routings.begin(), phase.routings.end(),
                                    [](const Routed & routed) { return routed.n_most > 0; });
@@ -222,7 +231,9 @@ void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & 
         count_hits(batch.chosen, slot_of);
         std::vector<ExpertTable::Move> moves;
         if (exchange != nullptr && packs == (routed.n_most > 0)) { // what is chosen is fetched all in one way
-            moves = exchange->share(table, batch.chosen, phase.row_s, phase.device_s, packs && in_turns);
+            const int64_t n_rows = packs ? 0 : routed.n_device * routed.n_rows / routed.n_used;
+            moves = exchange->choose_fetched(table, batch.chosen, phase.row_s, phase.device_row_s, n_rows,
+                                             packs && in_turns);
         }
         if (routed.n_most > 0) {
             route_packed(batch, routed.n_most, slot_of, moves);
@@ -230,7 +241,7 @@ void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & 
             const std::vector<int32_t> now    = table->slot_of();
             const bool                 shares = exchange != nullptr && phase.routings.size() == 1;
             route(batch, routed.n_device, now, first.n_slots(), takes_experts_once(routed),
-                  shares ? hits_of_device(phase.both_s, batch, routed.n_device, now) : routed.n_device);
+                  shares ? choose_hits(phase.both_s, batch, routed.n_device, now) : routed.n_device);
         }
         for (const Sized & sized : routed.sized) {
             resize(sized, batch.n_host_rows());

@@ -9,7 +9,7 @@
 // then with the experts that take their place. So the device computes needed rows only, and computes one launch while
 // the next launch's experts are copied.
 //
-// When a phase is launched, `route` reads its ids and gives the host's tensors their sizes; `pack` makes what the
+// When a phase is launched, `route_phase` reads its ids and gives the host's tensors their sizes; `pack` makes what the
 // device is sent; when both sides have computed, `join_routed` makes a node whole. All three are called by the thread
 // that computes (run.cpp). A batch's routing is kept by the context, not with programs: of large batches not many would
 // fit.
@@ -54,12 +54,15 @@ struct RoutedBatch {
     std::vector<int32_t> host_rows; // ascending
 
     int64_t n_host_rows() const { return static_cast<int64_t>(host_rows.size()); }
+
+    // Rows of the device, and those of them that wait for the last copies.
+    int64_t n_device_rows() const { return static_cast<int64_t>(device_rows.size()); }
+    int64_t n_last_rows() const;
 };
 
-// Finds the rows of `chosen`, of which the device computes n_device for each token. slot_of: where it has each expert;
-// -1: nowhere. once: a token takes each slot once. What no hit takes computes with a slot that the token does not use,
-// or, of one token, else with the slot of a hit, which costs no more reading. n_hits: of a token at most; the host
-// computes the others like misses.
+// Finds the rows of `chosen`, of which the device computes n_device for each token. slot_of: the slot of each expert;
+// -1: none. once: no slot twice in a token. A spare row gets a slot that its token does not use; a single token's the
+// slot of a hit, so that nothing more is read. n_hits: of a token at most; the host computes the others like misses.
 void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & slot_of, int64_t n_slots, bool once,
            int64_t n_hits);
 
@@ -71,8 +74,8 @@ void route_packed(RoutedBatch & batch, int64_t n_most, const std::vector<int32_t
 // sizes and the rows that are misses. exchange: of the context's hot experts; NULL: they stay. in_turns: a slot may
 // serve several of a batch's experts, one after the other. Throws OALLAMA_FAILED for an expert that does not exist, or
 // where mul-mats of one block have come to other hot experts.
-void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches, Exchange * exchange,
-           bool in_turns);
+void route_phase(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches, Exchange * exchange,
+                 bool in_turns);
 
 // Gives the device's tensors the sizes of a launch, and those that it is sent the places of what is sent for it.
 void shape(const Routed & routed, const RoutedLaunch & launch);

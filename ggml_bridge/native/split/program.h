@@ -91,7 +91,7 @@ struct Upload {
         ranks,   // their numbers,
         experts, // and their experts,
         rows,    // rows of a value that has one for each rank,
-        biases,  // and the biases of the experts that are in slots, of which those are sent that are not there
+        biases,  // and the biases of the experts in slots, of which only those new to the device are sent
     };
 
     What          what;
@@ -131,7 +131,7 @@ struct Download {
     size_t        staging;     // bytes into the host's memory
     int           routed;      // which of the phase's routings says what belongs where; of rows and sum
     ggml_tensor * host_rows;   // of a sum
-    ggml_tensor * to;          // host tensor that is results_sent to the node's device memory; NULL: the node itself
+    ggml_tensor * to;          // host tensor that is sent to the node's device memory; NULL: the node itself
     bool          summed;      // already added up on the device
     bool          packed;      // rows, fetched launch by launch; of a sum, after the host's rows
 };
@@ -213,12 +213,12 @@ struct Phase {
     bool                    routed = false;  // only the experts that are used are streamed
     int64_t                 n_used = 0;      // of each token, where routed
     CopyPacing              pacing;
-    double                  row_s    = 0.0; // recent mean seconds of a routed row on the host; 0: not known
-    double                  device_s = 0.0; // recent mean seconds of its routed rows on the device, without copies
-    int64_t                 n_sums   = 0;   // number of sums that the host has sent for the device to add
-    std::vector<double>     both_s;         // seconds until both sides end a token, by rows of the host; 0: not known
-    int device_begin   = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
-    int launches_begin = 0; // of these, of packed rows, one routing after the other
+    double                  row_s        = 0.0; // recent mean seconds of a routed row on the host; 0: not known
+    double                  device_row_s = 0.0; // the same on the device, without copies of experts
+    int64_t                 n_sums       = 0;   // number of sums that the host has sent for the device to add
+    std::vector<double>     both_s; // seconds until both sides end a token, by rows of the host; 0: not known
+    int device_begin   = 0;         // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
+    int launches_begin = 0;         // of these, of packed rows, one routing after the other
     int stream_begin   = 0;
     int join_begin     = 0; // nodes that make results whole in device memory, up to device_end
     int device_end     = 0;

@@ -21,8 +21,6 @@ namespace {
 // Most programs that a context keeps: those of 32 layers with three blocks each at thirty batch sizes, some 16 MiB.
 constexpr size_t max_programs = 3000;
 
-constexpr int64_t n_remembered = 4; // the last times weigh as much as the ones before together
-
 } // namespace
 
 // A sub-graph has a program for each slot that its first streamed block may get (both of two slots with an odd number
@@ -352,7 +350,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
         phase.row_s = row_seconds(phase);
     }
     // a slot serves several experts if copies can wait for computing (events)
-    route(phase, graph, batches_, side_->exchange(), side_->has_events());
+    route_phase(phase, graph, batches_, side_->exchange(), side_->has_events());
     const int64_t sent = send(program, phase, graph); // before weights are requested, for which it would wait
     // for resident programs also without a send: else the time until the next small copy would never be measured
     if (sent > 0 || (program.resident && phase.host_results.empty())) {
@@ -365,6 +363,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     }
     start(program, phase.device_begin, phase.launches_begin);
     start_packed(program, phase);
+    GGML_ASSERT(side_->exchange() == nullptr || side_->exchange()->n_chosen() == 0);
     side_->copy_state.slot = no_slot;
     if (phase.block != nullptr) {
         if (phase.routed) {
@@ -442,7 +441,7 @@ int64_t SplitBackend::n_host_rows(const Phase & phase) const {
 void SplitBackend::note_rows(Phase & phase, int64_t host_ns) {
     if (const int64_t n_rows = n_host_rows(phase); n_rows > 0) {
         const double row_s = 1e-9 * static_cast<double>(host_ns) / static_cast<double>(n_rows);
-        phase.row_s        = phase.row_s == 0.0 ? row_s : phase.row_s + (row_s - phase.row_s) / n_remembered;
+        remember(phase.row_s, row_s);
         if (n_tokens_ > 1) {
             row_s_[power_below(n_tokens_)] = phase.row_s;
         }
@@ -466,16 +465,31 @@ double SplitBackend::row_seconds(const Phase & phase) const {
     return n / (usual * std::max(1, host_.n_threads()));
 }
 
-// Notes the device's time for its routed rows: exact if the thread had to wait, else an upper bound.
+// Notes the seconds that a routed row took the device: exact if the thread had to wait, else an upper bound. It either
+// computed all the time since fetches were chosen, or waited for the last copies and then computed the last launch.
 void SplitBackend::note_device(Phase & phase, int64_t waited_ns) const {
     constexpr int64_t is_waiting = 20000; // ns: less is the call alone
     if (side_->exchange() == nullptr || phase.routings.empty()) {
         return;
     }
-    const double took = std::max(0.0, std::chrono::duration<double>(Clock::now() - side_->exchange()->ready()).count());
-    phase.device_s    = waited_ns < is_waiting  ? std::min(phase.device_s, took)
-                        : phase.device_s == 0.0 ? took
-                                                : phase.device_s + (took - phase.device_s) / n_remembered;
+    int64_t n_rows = 0;
+    int64_t n_last = 0;
+    for (size_t i = 0; i < phase.routings.size(); i++) {
+        n_rows += batches_[i].n_device_rows();
+        n_last += batches_[i].n_last_rows();
+    }
+    if (n_rows == 0) {
+        return;
+    }
+    const Time   now   = Clock::now();
+    const auto   since = [&](Time begun) { return std::max(0.0, std::chrono::duration<double>(now - begun).count()); };
+    const double row_s = std::min(since(side_->exchange()->chosen_at()) / static_cast<double>(n_rows),
+                                  since(side_->exchange()->ready()) / static_cast<double>(n_last));
+    if (waited_ns >= is_waiting) {
+        remember(phase.device_row_s, row_s);
+    } else {
+        phase.device_row_s = std::min(phase.device_row_s, row_s);
+    }
 }
 
 // Notes how long both sides took for a token after the launch, by the number of rows that the host computed.
@@ -486,7 +500,7 @@ void SplitBackend::note_both(Phase & phase, int64_t ns) const {
     phase.both_s.resize(static_cast<size_t>(batches_.front().n_used) + 1);
     double &     both_s = phase.both_s[static_cast<size_t>(batches_.front().n_host_rows())];
     const double took   = 1e-9 * static_cast<double>(ns);
-    both_s              = both_s == 0.0 ? took : both_s + (took - both_s) / n_remembered;
+    remember(both_s, took);
 }
 
 // Counts the experts that the phase uses.

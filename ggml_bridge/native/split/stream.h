@@ -41,6 +41,13 @@ inline Clock::duration to_duration(double seconds) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
+constexpr int64_t n_remembered = 4; // of a running mean: the last times weigh as much as the ones before together
+
+// Adds a time to a running mean; 0: there was none.
+inline void remember(double & mean_s, double seconds) {
+    mean_s = mean_s == 0.0 ? seconds : mean_s + (seconds - mean_s) / n_remembered;
+}
+
 // The time from one small copy to the next: a running mean. A time far above it is a pause, e.g. between two requests,
 // and is ignored; a second one in a row is taken as the new duration.
 class Interval {
@@ -51,8 +58,8 @@ class Interval {
         const double seconds = std::chrono::duration<double>(now - begun_).count();
         paused_              = known_ && !paused_ && seconds > pause * seconds_;
         if (!paused_) {
-            seconds_ = known_ ? seconds_ + (seconds - seconds_) / n_remembered : seconds;
-            known_   = true;
+            remember(seconds_, seconds);
+            known_ = true;
         }
     }
 
@@ -60,8 +67,7 @@ class Interval {
     Time due() const { return known_ ? begun_ + to_duration(seconds_) : Time::max(); }
 
   private:
-    static constexpr double n_remembered = 4; // the last times weigh as much as the ones before together
-    static constexpr double pause        = 4; // times the mean
+    static constexpr double pause = 4; // times the mean
 
     Time   begun_;
     double seconds_ = 0.0;
