@@ -85,14 +85,16 @@ def split_texts(
     settings: Sequence[SplitSettings] = (SplitSettings(),),
 ) -> tuple[str, ...]:
     """A plan text for a no_alloc load, in one part per device (up to the last with split operators): it says which
-    tensors are split and along which axis, but leaves all of them on the host, and lacks the device lines, which the
-    load adds. Raises PlanError."""
+    tensors are split, along which axis, and which have hot experts, whose biases the plugin adds, but leaves all slices
+    on the host, and lacks the device lines, which the load adds. Raises PlanError."""
     by_name, with_n_g = {row.name: row for row in rows}, devices_with_n_g(settings)
     lines: dict[int, list[str]] = {}
     for operator, lives in zip(operators, _residents(operators, by_name, first_device_layer, settings), strict=True):
         if needs_split(operator, by_name[operator.name], with_n_g):
-            tensor_line = _tensor_line(operator, OperatorPlacement(operator.name, 0.0, 0.0, 1.0), lives)
-            lines.setdefault(by_name[operator.name].device, []).append(tensor_line)
+            row = by_name[operator.name]
+            hot = (0,) if row.hot_experts else ()  # whichever they are: plans that differ in them share a load
+            on_host = OperatorPlacement(operator.name, 0.0, 0.0, 1.0, hot_experts=hot)
+            lines.setdefault(row.device, []).append(_tensor_line(operator, on_host, lives))
     heads = {0: [FORMAT, _SUM]}
     device_lines = ([*heads.get(device, ()), *lines.get(device, ())] for device in range(max(lines, default=-1) + 1))
     return tuple("".join(f"{line}\n" for line in part_lines) for part_lines in device_lines)

@@ -15,7 +15,7 @@ from gguf_factory import write_llama_shape
 from make_model import write_shape
 from seeds import crossed
 
-from oallama.core.types import Operator, StreamSettings
+from oallama.core.types import SPLIT_LAYOUT, Operator, StreamSettings
 from oallama.core.units import KIB
 from oallama.cost.blocks import can_split, family_blocks, ffn_of, has_host_input, in_runs, takes_n_g
 from oallama.cost.experts import experts_alike
@@ -40,7 +40,7 @@ def assert_as_planned(
     the device has; follows: they follow the conversation."""
 
     def is_hot(operator: Operator) -> bool:
-        return n_hot > 0 and operator.op == "MUL_MAT_ID"
+        return n_hot > 0 and operator.routed
 
     def split(operator: Operator) -> tuple[float, float] | float | None:
         if is_hot(operator):
@@ -58,7 +58,7 @@ def assert_as_planned(
     operators, cuts = case.placer.operators, {}
     for i, (operator, place) in enumerate(zip(operators, case.plan.operators, strict=True)):
         cut = Cut(*slice_counts(operator, place), len(place.hot_experts))
-        if place.gg < 1 and (not cut.is_whole or (n_g and takes_n_g(operator))):
+        if place.gg < 1 and (not cut.is_uncut or (n_g and takes_n_g(operator))):
             cuts[i] = cut
     families: dict[object, list[int]] = {}
     for i in cuts:
@@ -210,3 +210,19 @@ def test_hot_experts(arch: str, share: Share, n_hot: int, follows: bool, residen
     """With slices of an expert that all tokens use; their rows in one launch, or packed."""
     path = written(models, arch, weight_type="Q4_0", n_expert=32)
     assert_as_planned(path, share, n_hot=n_hot, follows=follows, resident=resident)
+
+
+@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss"])
+def test_a_no_alloc_load_of_hot_experts(arch: str, models: Path) -> None:
+    """It says what llama.cpp takes itself: the split back end adds the biases of hot experts, as in the load after."""
+    case = forced(
+        written(models, arch, weight_type="Q4_0", n_expert=32), REAL, lambda o: 0.0 if o.routed else None,
+        whole=lambda o: movable(o) and not o.routed, layout="CPU", hot=range(3), residents=True,
+        streaming=StreamSettings(exchange="idle"),
+    )  # fmt: skip
+    placement, attention = case.placer.placed(case.plan), case.placer.attention_for(case.plan)
+    taken = case.placer.no_alloc_loads.taken(case.plan.workload, placement, attention)
+    with case.placer.llama(case.plan) as llama:
+        buffers = [buffer for buffer in llama.buffers if not buffer.is_host and buffer.buft != SPLIT_LAYOUT]
+        held = sum(buffer.model + buffer.context + buffer.compute for buffer in buffers)
+    assert held == taken.weights_gpu + taken.kv + taken.compute
