@@ -31,7 +31,7 @@ Target = Literal["llama-server", "llama-cli", "llama-bench"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 
 LIBRARY_VARIABLE = "GGML_BACKEND_PATH"  # a library that ggml loads beside its own back ends
-BACKEND_VARIABLE = "OALLAMA_BACKEND"  # further ones that our library loads, as ggml loads only one
+BACKEND_VARIABLE = "OALLAMA_EXTRA_BACKENDS"  # further ones that our library loads, as ggml loads only one
 PLAN_VARIABLE = "OALLAMA_PLAN"  # the plan file (plugin_text.py)
 REPORT_VARIABLE = "OALLAMA_REPORT"  # file for the library's reports (run/plugin_report.py)
 PARAMETERS_VARIABLE = "OALLAMA_EMULATED"  # file with the emulated device's parameters
@@ -83,7 +83,7 @@ def stock_device(plan: Plan) -> str:
 
 def split_devices(plan: Plan) -> tuple[str, ...]:
     """ggml's names of the devices, in a stock program, that split operators are on beside the CPU; none for a plan
-    without one. Raises PlanError as stock_device."""
+    without one."""
     names = stock_device(plan)
     return () if names == "none" else tuple(names.split(","))
 
@@ -203,7 +203,7 @@ def _overridden(plan: Plan, operators: Sequence[Operator]) -> Sequence[Operator]
     return [
         operator for operator in operators
         if operator.layer_in(n_layer) >= first_device_layer
-        and not (operator.op == "MUL_MAT_ID" and operator.layer is not None and operator.layer < n_cpu_moe)
+        and not (operator.routed and operator.layer is not None and operator.layer < n_cpu_moe)
     ]  # fmt: skip
 
 

@@ -148,12 +148,12 @@ def test_a_cut_that_shrank_is_told(mixed: Plan, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/no/such/library.so", str(find_built("ggml_bridge"))])
 def test_a_second_back_end_that_is_none_is_one_sentence(path: str) -> None:
-    settings = environment(GGML_BACKEND_PATH=str(find_plugin()), OALLAMA_BACKEND=path)
+    settings = environment(GGML_BACKEND_PATH=str(find_plugin()), OALLAMA_EXTRA_BACKENDS=path)
     command = [program("llama-bench"), "-m", str(MODEL), "-ot", "ffn=OALLAMA_Split"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=settings)
     said = [line for line in done.stderr.splitlines() if line.startswith("oallama: ")]
     assert done.returncode == 1
-    assert said[-1] == f"oallama: OALLAMA_BACKEND names {path}, which is no back end of this ggml"
+    assert said[-1] == f"oallama: OALLAMA_EXTRA_BACKENDS names {path}, which is no back end of this ggml"
 
 
 @pytest.mark.parametrize(("parameters", "says"), [

@@ -75,7 +75,7 @@ def test_a_plan_that_splits_runs_beside_it_in_stock_programs(library: Path, tmp_
     split_plan(plan, "TEST0")
     assert run("export", plan, "--to", "plugin", "-o", plan.with_suffix(".oallama")).returncode == 0
     line = run("export", plan, "--to", "llama-bench", "--backend", library).stdout.strip()
-    assert f"OALLAMA_BACKEND={library} " in line
+    assert f"OALLAMA_EXTRA_BACKENDS={library} " in line
     done = subprocess.run(
         ["bash", "-c", f"{line} -r 1 -t 1 -o json"], capture_output=True, text=True, timeout=300, env=environment()
     )

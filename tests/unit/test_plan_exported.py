@@ -353,7 +353,7 @@ def test_a_shell_sets_the_variables_and_starts_the_program() -> None:
     assert words_of(whole, plugin=None)[0] == "llama-server"
     for own, plugin, variables in (
         (whole, None, "GGML_BACKEND_PATH=/opt/mine.so MINE=1 llama-server"),
-        (laid(), PLUGIN, "OALLAMA_BACKEND=/opt/mine.so OALLAMA_PLAN=/plans/plan.oallama MINE=1 llama-server"),
+        (laid(), PLUGIN, "OALLAMA_EXTRA_BACKENDS=/opt/mine.so OALLAMA_PLAN=/plans/plan.oallama MINE=1 llama-server"),
     ):
         line = export_command(own, SMALL, NAMES, "llama-server", plugin, Backend("/opt/mine.so", {"MINE": "1"}))
         assert variables in line

@@ -127,7 +127,8 @@ def test_the_key_is_told_to_it_alone_and_variables_behind_our_back_to_nobody(tmp
     made = launched(tmp_path, environment=keys, address=Address("0.0.0.0", 1, "s3cret")).environment
     assert made["LLAMA_API_KEY"] == "s3cret" and "OALLAMA_API_KEY" not in made
     behind = ("LLAMA_ARG_PORT", "LLAMA_API_KEY", "OALLAMA_API_KEY", "GGML_BACKEND_PATH", "OALLAMA_PLAN",
-              "OALLAMA_BACKEND", "OALLAMA_EMULATED", "OALLAMA_REPORT", "AIP_MODE", "MTMD_BACKEND_DEVICE")  # fmt: skip
+              "OALLAMA_EXTRA_BACKENDS", "OALLAMA_EMULATED", "OALLAMA_REPORT", "AIP_MODE",
+              "MTMD_BACKEND_DEVICE")  # fmt: skip
     kept = {"HOME": "/h", "LLAMA_CPP_LIB_PATH": "/kept"}
     assert clean_environment({**kept, **dict.fromkeys(behind, "x")}) == {**kept, "GGML_NO_BACKTRACE": "1"}
 
@@ -145,18 +146,18 @@ def test_a_back_end_of_the_users_is_loaded_by_ours_where_that_is_needed(tmp_path
     own, ours = ({"GGML_BACKEND_PATH": f"/opt/libggml-{name}.so"} for name in ("mine", "oallama"))
     assert launched(tmp_path, environment=own).environment["GGML_BACKEND_PATH"] == "/opt/libggml-mine.so"
     both = launched(tmp_path, SPLIT.plan, environment=own).environment
-    assert "libggml-oallama" in both["GGML_BACKEND_PATH"] and both["OALLAMA_BACKEND"] == "/opt/libggml-mine.so"
+    assert "libggml-oallama" in both["GGML_BACKEND_PATH"] and both["OALLAMA_EXTRA_BACKENDS"] == "/opt/libggml-mine.so"
     assert "GGML_BACKEND_PATH" not in launched(tmp_path, environment=ours).environment
 
 
 def test_the_emulated_card_is_a_back_end_that_the_plug_in_loads(tmp_path):
     card = "emulated:rtx3060-12,vram=64MiB,scale=9,values=real"
     made = launched(tmp_path, replace(WHOLE, device=card))
-    assert "libggml-emulated" in made.environment["OALLAMA_BACKEND"] and made.uses_device
+    assert "libggml-emulated" in made.environment["OALLAMA_EXTRA_BACKENDS"] and made.uses_device
     assert "memory_bytes 67108864" in Path(made.environment["OALLAMA_EMULATED"]).read_text(encoding="utf-8")
     assert "OALLAMA_REPORT" in made.environment, "which says how well it kept time"
     both = launched(tmp_path, replace(WHOLE, device=card), {"GGML_BACKEND_PATH": "/opt/libggml-mine.so"}).environment
-    assert both["OALLAMA_BACKEND"] == f"/opt/libggml-mine.so:{made.environment['OALLAMA_BACKEND']}"
+    assert both["OALLAMA_EXTRA_BACKENDS"] == f"/opt/libggml-mine.so:{made.environment['OALLAMA_EXTRA_BACKENDS']}"
 
 
 def test_experts_on_the_host_are_the_plug_ins_where_their_uses_are_counted(tmp_path):

@@ -772,7 +772,7 @@ ggml_backend_reg_t load_beside(const char * paths) {
     std::istringstream list(paths == nullptr ? "" : paths);
     for (std::string path; std::getline(list, path, ':');) {
         reg = ggml_backend_load(path.c_str());
-        require(reg != nullptr, "OALLAMA_BACKEND names " + path + ", which is no back end of this ggml");
+        require(reg != nullptr, "OALLAMA_EXTRA_BACKENDS names " + path + ", which is no back end of this ggml");
     }
     return reg;
 }
@@ -788,7 +788,7 @@ void * ggml_backend_init(void) {
     }
     const int status = guarded([&] {
         const bool         is_first = first.exchange(false); // not where the second back end is this one
-        ggml_backend_reg_t beside   = is_first ? load_beside(std::getenv("OALLAMA_BACKEND")) : nullptr;
+        ggml_backend_reg_t beside   = is_first ? load_beside(std::getenv("OALLAMA_EXTRA_BACKENDS")) : nullptr;
         {
             const std::lock_guard<std::mutex> lock(registering);
             if (!registered) {

@@ -7,8 +7,8 @@
 // type to llama_model_params.tensor_buft_overrides. Stock binaries load the library by GGML_BACKEND_PATH, which calls
 // ggml_backend_init; it reads the plan file that OALLAMA_PLAN names, and `-ot 'regex=OALLAMA_Split'` chooses the
 // tensors. `-ot` also knows the CPU's layouts then: CPU_REPACK, AMX, …, and OALLAMA_CPU for plain memory. Other back
-// ends that are wanted, as GGML_BACKEND_PATH takes one, are the libraries that OALLAMA_BACKEND names, separated by
-// colons. What was done and held is in the file that OALLAMA_REPORT names (report.h).
+// ends that are wanted, as GGML_BACKEND_PATH takes one, are the libraries that OALLAMA_EXTRA_BACKENDS names, separated
+// by colons. What was done and held is in the file that OALLAMA_REPORT names (report.h).
 //
 // Of a large batch, the device may also compute CC for the last n_g of the tokens (CG', ScheInfer IV-B), to which it is
 // streamed like CG.
