@@ -254,7 +254,7 @@ def _repacked(profile: Profile) -> Profile:
 def routing_of(name: str) -> Routing:
     """Generated uses: of each layer some experts are used far more than others, prompts and decode alike."""
     of = header(name)
-    layers = sorted({o.layer for o in of.operators if o.op == "MUL_MAT_ID" and o.layer is not None})
+    layers = sorted({o.layer for o in of.operators if o.routed and o.layer is not None})
     n = of.model.n_expert
 
     def uses(layer: int, tokens: float, tilt: float) -> tuple[float, ...]:

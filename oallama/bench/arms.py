@@ -83,8 +83,8 @@ class ArmMaker:
             return self._with_ubatch(larger[1], int(larger[2]))
         if name.endswith(".json"):
             return self.of_plan(Path(name).stem, Plan.load(name))
-        if name not in (*POLICY_NAMES, FIT):
-            arms = ", ".join((*POLICY_NAMES, FIT, *STOCK_ARMS))
+        if name not in POLICY_NAMES:
+            arms = ", ".join((*POLICY_NAMES, *STOCK_ARMS))
             raise UsageError(f"unknown arm {name!r}; choose from {arms}, or give a plan file (*.json)")
         if name == "auto" and self.auto is not None and self.placer.has_device:
             return self.auto(self)

@@ -41,7 +41,7 @@ def model_file(model: str) -> str:
 
 
 def pulled(name: HubName) -> StoredModel:
-    """Return the path of a model of the hub, downloaded if needed; if the hub cannot be reached, the downloaded model.
+    """Return a model of the hub, downloaded if needed; if the hub cannot be reached, the downloaded one.
     Raises UsageError, DownloadError."""
     from oallama.stores.find import find_model
     from oallama.stores.hub import download, endpoint, look_up

@@ -152,9 +152,8 @@ class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic from cli
 
     def _choice(self) -> click.Choice[str]:
         from oallama.planner.decide import POLICY_NAMES
-        from oallama.planner.policies.stock import FIT
 
-        return click.Choice([*POLICY_NAMES, FIT])
+        return click.Choice(POLICY_NAMES)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return self._choice().convert(value, param, ctx)

@@ -154,7 +154,7 @@ def command(
         if (most := request_tokens(placer.model, n_ctx)) < n_ctx:
             log(f"note: a request may have {most} tokens, the model's trained context; all requests share -c {n_ctx}")
         launch = partial(served.launch, program=found, settings=settings)
-        placements = Placements(served.wanted, served.on_cpu, launch, served.keep, served.server_gone)
+        placements = Placements(served.wanted, served.fallback, launch, served.keep, served.server_gone)
         with _busy_until_told("starting llama-server") as tell:
             serve(address, placements, tell, server_log, server.placement_port)
 

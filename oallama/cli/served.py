@@ -77,8 +77,8 @@ def served_model(request: PlacementRequest) -> Iterator[ServedModel]:
 
 
 class ServedModel:
-    """wanted: the requested placement. on_cpu: the placement after the loss of the device, or of the RPC server beside
-    it; None without a device.
+    """wanted: the requested placement. fallback: the one after the loss of the device, or of the RPC server beside it;
+    None without a device.
 
     count: gets the uses of experts; None: not counted.
     """
@@ -94,7 +94,7 @@ class ServedModel:
         self._device = str(placer.found_device)
         self._projector = request.pictures.read()
         self.wanted = self._completed(served, self._device)
-        self.on_cpu = self._without_server() or self._without_device()
+        self.fallback = self._without_server() or self._without_device()
         if self._projector is not None:
             log(f"note: {self.wanted.plan.notes[-1]}")
 
@@ -121,8 +121,8 @@ class ServedModel:
         weights = wanted.memory.weights_gpu + wanted.memory.weights_host
         record = unmeasured_cpu_record(self.placer.model, self.placer.operators, wanted.workload, weights)
         plan = replace(record, attention=wanted.attention)
-        on_cpu = replace(self.wanted, plan=plan, reason="the device was lost: running on the CPU", times=())
-        return self._completed(on_cpu, self._device)
+        fallback = replace(self.wanted, plan=plan, reason="the device was lost: running on the CPU", times=())
+        return self._completed(fallback, self._device)
 
     def launch(self, served: Served, folder: Path, program: Path, settings: ServerSettings) -> Launch:
         """Return the command that starts llama-server with a placement. settings: without a projector; cache_mib None:
@@ -144,14 +144,14 @@ class ServedModel:
         """Return why an RPC server of the wanted placement counts as lost, else None: tries each server now."""
         return lost_server(parse_device(self._device))
 
-    def keep(self, wanted: Sequence[PluginReport], on_cpu: Sequence[PluginReport]) -> None:
+    def keep(self, wanted: Sequence[PluginReport], fallback: Sequence[PluginReport]) -> None:
         """Add the times of split blocks to the model's history, for `oallama tune`, and count uses of experts. wanted,
-        on_cpu: the plugin's reports of each start with these placements."""
+        fallback: the plugin's reports of each start with these placements."""
         try:
             self.placer.keep_runs(self.wanted.plan, runs_of(block for report in wanted for block in report.blocks))
         except OallamaError as error:
             log(f"warning: this run's times were not saved: {error}")
-        for report in (*wanted, *on_cpu):
+        for report in (*wanted, *fallback):
             if self._count is not None:
                 self._count(report.expert_counts(self.placer.operators, self.placer.model.n_expert))
 
@@ -180,7 +180,7 @@ class ServedModel:
     def _cache_mib(self, served: Served, n_beside: int) -> int | None:
         """Return the MiB of prompts that llama-server may cache, with the model and n_beside bytes in memory; None if
         the model's memory is unknown."""
-        is_lost = served is self.on_cpu
+        is_lost = served is self.fallback
         plan = self.wanted.plan if is_lost else served.plan
         try:
             mib = prompt_cache_mib(max(0, host_left(self.placer, plan, is_lost) - n_beside))
@@ -201,7 +201,7 @@ def _embedding(placer: Placer, served: Served) -> Served:
 
 
 def _reason(placer: Placer, options: PlacementOptions, plan: Plan) -> str:
-    """Print the placement in use, and why."""
+    """The placement in use, and why, as a sentence."""
     if options.policy.keeps_to_cpu(placer):
         found_none = options.policy.uses_device and placer.options.device in (None, "auto")
         return "no GPU found: running on the CPU" if found_none else "running on the CPU, as requested"

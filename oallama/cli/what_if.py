@@ -97,7 +97,7 @@ def file_or_shape(word: str) -> str:
 @partial(model_argument, file_of=file_or_shape)
 @option(
     "--gpu", "rows", type=parsed(parse_cards), metavar="CARD,…", group=Group.DEVICE,
-    show_default="one card of each memory size and maker",
+    show_default="12 common cards",
     help="Cards to predict, e.g. RTX 3060, 5060 Ti 16GB; or `all`.\f rtx3060-12+gtx1650-4: both in one machine. "
     f"{', '.join(CARDS)}.",
 )  # fmt: skip

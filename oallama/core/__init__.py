@@ -1,1 +1,1 @@
-"""Records, units and errors that every other room shares; imports nothing of ours."""
+"""Records, units and errors shared by all packages; imports none of them."""

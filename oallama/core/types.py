@@ -1,4 +1,4 @@
-"""The records that pass between rooms: models and operators, devices, plans. Frozen; bytes are int, times are float
+"""The records that packages exchange: models and operators, devices, plans. Frozen; bytes are int, times are float
 seconds, shapes are ggml's (ne[0] first).
 
 Who fills what: model/ makes ModelInfo and Operator, profile/ makes Profile (core/profile.py), planner/ makes a Plan
@@ -96,6 +96,11 @@ class Operator:
     adjoins: bool = False  # of attention, or an FFN of the layer's input: nothing is computed since the one before
 
     @property
+    def routed(self) -> bool:
+        """Whether each token is multiplied with some of its matrices, experts, that a router chooses."""
+        return self.op == "MUL_MAT_ID"
+
+    @property
     def is_last(self) -> bool:
         """Whether it runs after the last layer, over the tokens whose logits are wanted (the output)."""
         return self.layer is None and self.role not in FIRST_ROLES
@@ -107,8 +112,7 @@ class Operator:
     @property
     def mul_mat(self) -> MulMat:
         """The properties that its time depends on."""
-        n_used = self.n_expert_used if self.op == "MUL_MAT_ID" else 1
-        return MulMat(self.op, self.type, self.shape, n_used, self.input_f32)
+        return MulMat(self.op, self.type, self.shape, self.n_expert_used if self.routed else 1, self.input_f32)
 
 
 def n_layer_of(operators: Iterable[Operator]) -> int:
@@ -133,6 +137,15 @@ class MulMat:
     input_f32: Annotated[bool, Mark.OMIT_DEFAULT] = False
 
     @property
+    def routed(self) -> bool:
+        return self.op == "MUL_MAT_ID"
+
+    @property
+    def n_routed(self) -> int:
+        """Number of experts that each token is routed to; 0 for MUL_MAT."""
+        return self.n_expert_used if self.routed else 0
+
+    @property
     def bytes(self) -> int:
         """Bytes of the whole weight. Raises KeyError for a type that ggml does not have."""
         k, n, e = self.shape
@@ -141,19 +154,19 @@ class MulMat:
     @property
     def matrices_per_token(self) -> int:
         """Number of [K, N] matrices that one token is multiplied with."""
-        return self.n_expert_used if self.op == "MUL_MAT_ID" else self.shape[2]
+        return self.n_routed or self.shape[2]
 
     def share_read(self, n_tokens: int) -> float:
         """Share of the weight that n_tokens independent tokens read. Each uses n of E experts at random, so together
         they use 1 - (1 - n/E)^n_tokens of them on average."""
-        if self.op != "MUL_MAT_ID":
+        if not self.routed:
             return 1.0
         return 1.0 - max(0.0, 1 - self.n_expert_used / self.shape[2]) ** n_tokens
 
     def share_routed(self, n_tokens: int) -> float:
         """Share of the weight that n_tokens tokens of a prompt read. Some experts are used far more than others, so it
         is less than share_read. Uses are assumed to follow a gamma distribution."""
-        if self.op != "MUL_MAT_ID":
+        if not self.routed:
             return 1.0
         share, spread = self.n_expert_used / self.shape[2], self.use_spread
         idle: float = (1.0 + n_tokens * share / spread) ** -spread

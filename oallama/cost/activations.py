@@ -1,8 +1,8 @@
 """Bytes of activations on the device while it computes a run of blocks, as ggml's allocator lays them out.
 
-The split back end has one graph for a run (ggml_bridge/native/split/program.cpp). All that it is sent lies first, and
-results that it copies back stay until the run ends. Anything else goes with its last reader; what comes next takes the
-smallest hole that is large enough. In each phase GG and hot experts of all blocks come first, then what is launched
+The split back end has one graph for a run (ggml_bridge/native/split/program.cpp). All its inputs lie first, and
+results that it copies back stay until the run ends. Anything else is freed after its last reader; allocation is best
+fit. In each phase GG and hot experts of all blocks come first, then what is launched
 several times, then CG, then CG'.
 """
 

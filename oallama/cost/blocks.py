@@ -165,7 +165,7 @@ def residents(
         can_split(o)
         and o.layer is not None
         and o.layer >= first_device_layer
-        and not (o.op == "MUL_MAT_ID" and o.layer in routed_on_host)
+        and not (o.routed and o.layer in routed_on_host)
         and not (is_later_device and given_elsewhere(i, o))
         for i, o in enumerate(operators)
     )
@@ -233,7 +233,7 @@ def ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlo
         extent=hidden if biased else cut_extent(down),
         step=hidden if biased else max(cut_step(operators[i]) for i in members),
         bytes=sum(operators[i].bytes for i in members),
-        sent=first[0].shape[0] + _routing(down),
+        sent=first[0].shape[0] + down.mul_mat.n_routed,
         sent_each=0,
         returned=n_embd * used,
         returned_each=0,
@@ -254,7 +254,7 @@ def _hidden_block(operators: Sequence[Operator], members: Sequence[int]) -> Spli
         extent=cut_extent(family[0]),
         step=max(map(cut_step, family)),
         bytes=sum(operator.bytes for operator in family),
-        sent=family[0].shape[0] + _routing(family[0]),
+        sent=family[0].shape[0] + family[0].mul_mat.n_routed,
         sent_each=0,
         returned=0,
         returned_each=used,
@@ -327,7 +327,7 @@ def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
         extent=cut_extent(operator),
         step=cut_step(operator),
         bytes=operator.bytes,
-        sent=(0 if through_k else k * inputs) + _routing(operator),
+        sent=(0 if through_k else k * inputs) + operator.mul_mat.n_routed,
         sent_each=inputs if through_k else 0,
         returned=n * operator.n_expert_used if through_k else 0,
         returned_each=0 if through_k else n // cut_extent(operator) * operator.n_expert_used,
@@ -352,8 +352,3 @@ def _gate_of(members: Sequence[Operator]) -> Gate:
 def _sent_bias(operator: Operator) -> bool:
     """Whether the split back end adds its bias; llama.cpp adds biases of experts."""
     return operator.biased and not runs_alone(operator)
-
-
-def _routing(operator: Operator) -> int:
-    """Number of expert ids that are sent for a token."""
-    return operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0

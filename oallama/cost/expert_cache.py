@@ -46,11 +46,11 @@ class CachedLayers:
 def cached_layers(
     operators: Sequence[Operator], on_device: Sequence[bool], first_device_layer: int, n_bytes: int
 ) -> tuple[CachedLayers, ...]:
-    """Groups of device layers whose experts are all on the host, by shape, with their parts of a cache of cache_bytes
-    bytes; without groups whose part is too small for one token's experts."""
+    """Groups of device layers whose experts are all on the host, by shape, with their parts of a cache of n_bytes;
+    without groups whose part is too small for one token's experts."""
     by_layer: dict[int, list[int]] = {}
     for i, operator in enumerate(operators):
-        if operator.op == "MUL_MAT_ID" and operator.layer is not None and operator.layer >= first_device_layer:
+        if operator.routed and operator.layer is not None and operator.layer >= first_device_layer:
             by_layer.setdefault(operator.layer, []).append(i)
     hosted = [tuple(members) for members in by_layer.values() if not any(on_device[i] for i in members)]
 

@@ -126,11 +126,12 @@ ALL_AHEAD = Copied(1.0, 0.0)
 def share_used(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> float:
     """Share of the experts that a batch uses. gaps: uses by reuse distance in tokens: 1, 2 to 3, 4 to 7, …; the last:
     longer, or never used before. A use is the first one of its expert in the batch if its distance reaches before the
-    batch (Denning's working set). Distances are assumed to be uniform within a class."""
-    if mul_mat.op != "MUL_MAT_ID" or not sum(gaps):
+    batch (Denning's working set). Distances are assumed to be uniform within a class. Each recording begins with first
+    uses, so of the last class no more count than the two below it have."""
+    if not mul_mat.routed or not sum(gaps):
         return mul_mat.share_routed(n_tokens)
     *classes, longer = gaps
-    new = longer * n_tokens
+    new = min(longer, sum(classes[-2:])) * n_tokens
     for power, uses in enumerate(classes):
         # these distances reach before the batch from the first `least` tokens, and from ever fewer of the next `more`
         least = 2**power
@@ -177,7 +178,7 @@ def copied(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> Copied
     ln 2. A single token hardly ever has likely experts."""
     used = share_used(mul_mat, n_tokens, gaps)
     if n_tokens <= 1:
-        return Copied(0.0, used) if mul_mat.op == "MUL_MAT_ID" else ALL_AHEAD
+        return Copied(0.0, used) if mul_mat.routed else ALL_AHEAD
     if used >= 1.0:
         return ALL_AHEAD
     spread = mul_mat.use_spread

@@ -1,9 +1,8 @@
 """Hit rate of hot experts that follow the conversation, by the number of a layer's experts on the device.
 
 Replayed over recorded routing, learnt on the first half of the tokens and judged on the second: counts decay by 0.98 a
-token, and after each token at most one missed expert of a layer is let in where it is used more than the least used one
-there. The second table has what the experts serve that are on the device when 256 tokens begin, as in a
-prompt, while nothing moves.
+token, and after each token at most one missed expert of a layer replaces the least used one on the device, if it is
+used more. The second table has what the experts on the device serve of 256 tokens, as in a prompt, while nothing moves.
 
 From gpt-oss-20b's answers to 31 questions (15,332 tokens; AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting, `data/`,
 commit 72b368f6) and from one answer each of Qwen3-30B-A3B and Gemma 4 26B-A4B, 128 tokens, cut to six experts a token

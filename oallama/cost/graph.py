@@ -271,10 +271,10 @@ class _Builder:
                 elif role in _FFN_DOWN:
                     sources = hidden.get(family) or [ffn_norm]
                     glu = self.add(sources, operator.shape[0] * operator.n_expert_used * F32)
-                    routed = router if operator.op == "MUL_MAT_ID" else []
+                    routed = router if operator.routed else []
                     blocks.append(self.add_operator(layer, index, (glu, *routed), role, n_bytes))
                 else:
-                    routed = router if operator.op == "MUL_MAT_ID" else []
+                    routed = router if operator.routed else []
                     hidden.setdefault(family, []).append(self.add((ffn_norm, *routed), n_bytes, operator=index))
             else:
                 norm = self.add((norm,), n_bytes, operator=index)

@@ -100,7 +100,7 @@ def _of_step(curve: Curve, mul_mat: MulMat, step: DecodeStep, gaps: Sequence[flo
     """The curve with the seconds of a decode step. From the timed independent tokens follow the seconds of an expert's
     first row (as of a single token) and of each further row; the step has fewer first rows."""
     n = step.n_tokens
-    if n == 1 or mul_mat.op != "MUL_MAT_ID" or curve[0][0] > 1:
+    if n == 1 or not mul_mat.routed or curve[0][0] > 1:
         return curve
     seconds, n_expert, rows = interpolate(curve, n), mul_mat.shape[2], n * mul_mat.n_expert_used
     drawn, used = n_expert * mul_mat.share_read(n), n_expert * share_of_step(mul_mat, step, gaps)

@@ -14,7 +14,6 @@ from functools import cache, cached_property
 from itertools import starmap
 from typing import NamedTuple
 
-from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat, Operator, StreamSettings
 from oallama.cost.blocks import F32, Relation, SplitBlock
 from oallama.cost.experts import ExpertUse, copied, experts_alike, miss_odds
@@ -43,7 +42,7 @@ class Cut(NamedTuple):
         return self.cc + self.cg + self.gg
 
     @property
-    def is_whole(self) -> bool:
+    def is_uncut(self) -> bool:
         """CPU-only: the block is not sliced."""
         return self.cg == self.gg == self.n_hot == 0
 
@@ -59,7 +58,7 @@ class Gemm:
 
     @property
     def routed(self) -> bool:
-        return self.mul_mat.op == "MUL_MAT_ID"
+        return self.mul_mat.routed
 
 
 class LinearCost(NamedTuple):
@@ -79,14 +78,14 @@ class Streamed(NamedTuple):
     n_copies: float  # one per weight; of experts one per group of adjacent ones; the same for any share
 
 
-NOTHING = LinearCost(0.0, 0.0, 0.0, 0.0)
+NO_LINEAR_COST = LinearCost(0.0, 0.0, 0.0, 0.0)
 NOT_STREAMED = Streamed(0.0, 0.0, 0.0)
 
 
 def _n_copies(mul_mat: MulMat, share: float, n_tokens: int) -> float:
     """Number of copies of this share of the experts: adjacent experts are one copy. Those of a single token are assumed
     not to be adjacent."""
-    n_expert = mul_mat.shape[2] if mul_mat.op == "MUL_MAT_ID" else 1
+    n_expert = mul_mat.shape[2] if mul_mat.routed else 1
     return n_expert * share if n_tokens == 1 else share * (1.0 + (n_expert - 1) * (1.0 - share))
 
 
@@ -147,17 +146,8 @@ class Gemms(tuple[Gemm, ...]):
         linear = self._linear_cost(share, n_tokens)
         return linear.gpu_alpha_s + share * linear.gpu_linear_s
 
-    def read_bytes(self, share: float, n_tokens: int) -> float:
-        """Bytes copied for n_tokens tokens if a share of the weights is streamed."""
-        return self.streamed(share, n_tokens).bytes
-
-    def copy_s(self, line: LinearFit, share: float, n_tokens: int) -> float:
-        """Seconds of these copies, one after another."""
-        streamed = self.streamed(share, n_tokens)
-        return streamed.n_copies * line.alpha_s + streamed.bytes * line.beta_s_per_byte
-
     def _linear_cost(self, share: float, n_tokens: int) -> LinearCost:
-        return self.at(n_tokens) if share > 0 and n_tokens > 0 else NOTHING
+        return self.at(n_tokens) if share > 0 and n_tokens > 0 else NO_LINEAR_COST
 
 
 @dataclass(frozen=True)
@@ -184,6 +174,7 @@ class BlockType:
     outputs_only: bool = False  # after the last attention: it computes only tokens whose logits are wanted
     takes_n_g: bool = True  # CC may be streamed for some tokens: it is in the plain layout, or in that one too
     use: ExpertUse | None = None  # use of the layer's experts; None: the block may not have hot experts
+    gaps: tuple[float, ...] = ()  # as in cost/experts.py, of experts that are streamed
 
     def __post_init__(self) -> None:
         if not isinstance(self.gemms, Gemms):
@@ -295,31 +286,32 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
 
     If experts follow the conversation, the device fetches and computes some misses, as many as the link brings while
     the CPU computes the others. Of a token with few misses the CPU computes some hits, so that both sides end together.
-    For several tokens the device computes no spare rows; rows come back one by one, at least half of them while others
-    are computed. For one token it computes as many rows as may be hits; a spare row reads a hit's expert once more.
+    For several tokens the device computes no spare rows, in several launches, behind each of which its rows come back.
+    For one token it computes as many rows as may be hits; a spare row reads a hit's expert once more.
     """
     rows = n_outputs if kind.outputs_only else n_tokens
     if rows <= 0:
         return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
-    use, n_expert, n_used = kind.use or experts_alike(kind.n_expert), kind.n_expert, kind.gemms[0].mul_mat.n_expert_used
+    use, n_used = kind.use or experts_alike(kind.n_expert), kind.gemms[0].mul_mat.n_expert_used
     n_rows, miss = min(n_used, n_hot - use.follows), 1.0 - use.coverage(n_hot, n_tokens)
     packed = use.follows and rows > 1
     copies = _hot_copies(kind, rates, n_hot, rows, miss, packed, n_rows)
     staged_out_s, launch_s = copies.staged_out_s, copies.launch_s + copies.staged_in_s
-    expert_copy_s = rates.weights.seconds(sum(gemm.bytes for gemm in kind.gemms) / n_expert)
+    fetch = _expert_fetch(kind, rates)
 
     def times_of(cpu_s: float, gpu_s: float, more_s: float = 0.0) -> BlockTimes:
         late = copies._replace(join_s=copies.join_s + more_s)
         return both_sides(rates, late, (DeviceStep(0.0, gpu_s + staged_out_s, launch_s),), cpu_s, rows)
 
     if rows > 1:
-        cpu_s, cpu_share = _misses_of_batch(kind, n_hot, rows, miss, packed, expert_copy_s, staged_out_s)
-        return times_of(cpu_s, kind.gemms.gpu_s(1.0 - cpu_share * miss if packed else n_rows / n_used, rows))
+        misses = _MissesOfBatch(kind, rates, n_hot, rows, miss)
+        both = misses.shared(staged_out_s) if packed else (misses.cpu_s, kind.gemms.gpu_s(n_rows / n_used, rows))
+        return times_of(*both)
 
     def sides(by_cpu: int, fetched: int) -> tuple[float, float]:
-        """(seconds of the CPU's rows, of the device's rows after their fetches)."""
-        gpu_s = fetched * expert_copy_s + kind.gemms.gpu_s(max(1, n_used - by_cpu) / n_used, 1)
-        return kind.gemms.cpu_s(by_cpu / n_used, 1), gpu_s
+        """(seconds of the thread: requests and its rows; of the device's rows after their fetches)."""
+        gpu_s = fetched * fetch.copy_s + kind.gemms.gpu_s(max(1, n_used - by_cpu) / n_used, 1)
+        return fetched * fetch.request_s + kind.gemms.cpu_s(by_cpu / n_used, 1), gpu_s
 
     def fastest(n_missed: int) -> tuple[float, float, float]:
         """(least seconds of a token with n_missed misses, the CPU's and the device's part of them)."""
@@ -349,7 +341,7 @@ def _hot_copies(
     joined, n_biases, n_copies = n_down // F32 + miss * returned * rows, 0, 2  # slots and weights are one
     n_numbers = n_rows * rows * (2 if hot_block.n_summed(rows) > 1 else 1)
     if packed:
-        n_down, joined, n_biases = returned * rows * F32 // 2, returned * rows, block.biases * kind.n_expert * F32
+        n_down, joined, n_biases = returned * rows * F32, returned * rows, block.biases * kind.n_expert * F32
         n_numbers = n_used * rows * (3 if block.biases else 2)
         n_copies = 4 + len(kind.gemms) if block.biases else 3
     if kind.context.resident:
@@ -365,28 +357,65 @@ def _hot_copies(
     return copies._replace(send_s=send_s, join_s=join_s)
 
 
-def _misses_of_batch(
-    kind: BlockType, n_hot: int, rows: int, miss: float, fetches: bool, expert_copy_s: float, staged_out_s: float
-) -> tuple[float, float]:
-    """(seconds of the missed experts of several tokens, share of their rows that the CPU computes). fetches: the device
-    fetches those with the most rows, each in expert_copy_s, computes them, and copies their results back in
-    staged_out_s."""
-    if miss <= 0:
-        return 0.0, 1.0
-    mul_mat, linear = kind.gemms[0].mul_mat, kind.gemms.at(rows)
-    expert_s = kind.gemms.at(1).cpu_linear_s / mul_mat.n_expert_used
-    remaining = (kind.use or experts_alike(kind.n_expert)).misses_by_rows(mul_mat, n_hot, rows)
-    n_missed, _ = remaining[0]
+class _ExpertFetch(NamedTuple):
+    """Costs of a missed expert that the device fetches."""
 
-    def shared(n_experts: float, of_rows: float) -> tuple[float, float, float]:
-        """(seconds of all sides, seconds of CPU and link, of_rows) if the CPU computes n_experts experts with of_rows
-        of the rows: the longer of reading the experts and of multiplying."""
-        cpu_s = linear.cpu_alpha_s + max(of_rows * miss * linear.cpu_linear_s, n_experts * expert_s)
-        both_s = max(cpu_s if n_experts > 0 else 0.0, (n_missed - n_experts) * expert_copy_s)
-        return max(both_s, kind.gemms.gpu_s(1.0 - of_rows * miss, rows) + staged_out_s), both_s, of_rows
+    copy_s: float  # of the link
+    request_s: float  # of the thread
 
-    _, both_s, of_rows = min(starmap(shared, remaining if fetches else remaining[:1]))
-    return both_s, of_rows
+
+def _expert_fetch(kind: BlockType, rates: SliceRates) -> _ExpertFetch:
+    n_bytes = sum(gemm.bytes for gemm in kind.gemms) / kind.n_expert
+    return _ExpertFetch(rates.weights.seconds(n_bytes), len(kind.gemms) * rates.issue_s)
+
+
+class _MissesOfBatch:
+    """The missed experts of several tokens: what they take the CPU, or CPU and device that divides them.
+
+    The device computes hits first, then fetched experts, those with the most rows, in launches of half of the slots
+    that these replace, while experts of the next launch are copied (split/experts.h). If the batch uses experts in
+    these slots too, theirs are computed first. So a launch more has its start-up times, and the last one waits for the
+    link.
+    """
+
+    def __init__(self, kind: BlockType, rates: SliceRates, n_hot: int, rows: int, miss: float) -> None:
+        """miss: share of the rows that miss."""
+        self._kind, self._rates, self._n_hot, self._rows, self._miss = kind, rates, n_hot, rows, miss
+        mul_mat, use = kind.gemms[0].mul_mat, kind.use or experts_alike(kind.n_expert)
+        self._expert_s = kind.gemms.at(1).cpu_linear_s / mul_mat.n_expert_used
+        self._remaining = use.misses_by_rows(mul_mat, n_hot, rows) if miss > 0 else [(0.0, 0.0)]
+        self._n_idle = n_hot - sum(use.used(mul_mat, rows)[:n_hot])  # slots whose experts the batch does not use
+        self.cpu_s = self._cpu_s(*self._remaining[0])
+
+    def _cpu_s(self, n_experts: float, of_rows: float) -> float:
+        """Seconds of the CPU for n_experts experts with of_rows of the missing rows: the longer of reading the experts
+        and of multiplying."""
+        if n_experts <= 0:
+            return 0.0
+        linear = self._kind.gemms.at(self._rows)
+        return linear.cpu_alpha_s + max(of_rows * self._miss * linear.cpu_linear_s, n_experts * self._expert_s)
+
+    def shared(self, staged_out_s: float) -> tuple[float, float]:
+        """(seconds of the thread: requests and the CPU's rows; of the device) with the number of fetched experts with
+        which the slower side ends first. staged_out_s: seconds to copy the device's rows back."""
+        both = (self._sides(*share) for share in self._remaining)
+        return min(both, key=lambda sides: (max(sides[0], sides[1] + staged_out_s), sides))
+
+    def _sides(self, n_experts: float, of_rows: float) -> tuple[float, float]:
+        """The same if the CPU computes n_experts experts with of_rows of the rows that miss."""
+        kind, rates, fetch = self._kind, self._rates, _expert_fetch(self._kind, self._rates)
+        cpu_s, n_fetched = self._cpu_s(n_experts, of_rows), self._remaining[0][0] - n_experts
+        rows_s = kind.gemms.gpu_s(1.0 - of_rows * self._miss, self._rows)
+        if n_fetched <= 0:
+            return cpu_s, rows_s
+        half = max(1.0, min(n_fetched, max(self._n_idle, (self._n_hot + 1) / 2)) / 2)
+        waits = half > self._n_idle  # for hits in the slots that are replaced
+        n_more, linear = n_fetched / half + 2 * waits, kind.gemms.at(self._rows)  # launches
+        first_s = waits * kind.gemms.gpu_s(1.0 - self._miss, self._rows) * half / self._n_hot
+        last_s = (1.0 - of_rows) * self._miss * linear.gpu_linear_s * min(1.0, half / n_fetched)
+        thread_s = n_fetched * fetch.request_s + n_more * (rates.transfer.launch_issue_s + rates.issue_s)
+        rows_s += n_more * (rates.transfer.launch_s + rates.transfer.copy_out.alpha_s + linear.gpu_alpha_s)
+        return thread_s + cpu_s, max(rows_s, first_s + n_fetched * fetch.copy_s + last_s)
 
 
 def inter_block_times(kind: BlockType, n_tokens: int) -> tuple[float, float]:
@@ -410,7 +439,7 @@ def slice_times(
     if kind.outputs_only or not kind.takes_n_g:
         n_g = 0
     prime = cut.cc > 0 and n_g > 0
-    if cut.is_whole and not prime:
+    if cut.is_uncut and not prime:
         return _whole_times(kind, rates, n_tokens, rows)
     if rows <= 0:
         return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
@@ -419,8 +448,7 @@ def slice_times(
     block = kind.block
 
     # of CC, too, the experts that all tokens use, not only the last n_g
-    gaps = () if kind.use is None else kind.use.gaps
-    parts = [kind.gemms.streamed(share, rows, gaps) for share in (cg, cc if prime else 0.0)]
+    parts = [kind.gemms.streamed(share, rows, kind.gaps) for share in (cg, cc if prime else 0.0)]
     streamed, late_bytes = sum(part.bytes for part in parts), sum(part.late_bytes for part in parts)
     copy_s = rates.weights.seconds(streamed)
     late_s = copy_s * late_bytes / streamed if streamed else 0.0
@@ -437,7 +465,7 @@ def slice_times(
         copies, wait_s = _resident_copy(kind, rates, cut, rows, rows - n_g, n_steps)
     elif gg < 1:
         elements = extent if prime else cut.cg + cut.gg
-        n_device = n_g if cut.is_whole else rows  # tokens that the device computes a part of
+        n_device = n_g if cut.is_uncut else rows  # tokens that the device computes a part of
         n_up, n_down = block.upload_bytes(elements, n_device, rows), block.download_bytes(elements, n_device, rows)
         copies = rates.copy_seconds(n_up, n_down, n_down // F32, n_steps)
     launch_s, staged_out_s = copies.launch_s + copies.staged_in_s, copies.staged_out_s
@@ -506,7 +534,7 @@ class Pricing:
     def _seconds(self, kind: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         """Steady-state seconds per block."""
         inter_block_s, inter_block_cpu_s = self.inter_block_times(kind, n_tokens)
-        sliced = not cut.is_whole or (n_g > 0 and kind.takes_n_g and not kind.outputs_only)
+        sliced = not cut.is_uncut or (n_g > 0 and kind.takes_n_g and not kind.outputs_only)
         times, times_s = self.tasks(kind.without_context if sliced else kind, cut, n_tokens, n_g, n_outputs)
         if times_s is None:
             return single_block_cycle_seconds(

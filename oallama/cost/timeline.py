@@ -38,8 +38,9 @@ class DeviceStep(NamedTuple):
     """A step of the device: GG or CG, seconds."""
 
     copy_s: float  # of its weights; 0: they are on the device
-    gpu_s: float
-    launch_s: float = 0.0  # of its launch; launches run one after another, beside the steps
+    gpu_s: float  # with the copy of its results back
+    # of its launch, with the copy of its inputs; launches run one after another, beside the steps
+    launch_s: float = 0.0
 
 
 class BlockTimes(NamedTuple):
@@ -47,7 +48,7 @@ class BlockTimes(NamedTuple):
 
     inter_block_s: float  # from the end of the last block to this one's inputs
     send_s: float  # of the thread, before CC
-    cpu_s: float  # of CC
+    cpu_s: float  # of CC; of a block that lives on the device also the wait for its input
     steps: tuple[DeviceStep, ...]
     join_s: float
     late_s: float = 0.0  # the part of its copies that is known only once the inputs are there

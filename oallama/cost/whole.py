@@ -144,7 +144,7 @@ def is_around_attention(operator: Operator) -> bool:
     return operator.role.startswith("attn_")
 
 
-def takes_attention(operators: Sequence[Operator], costs: Sequence[OperatorCost]) -> bool:
+def offloads_attention(operators: Sequence[Operator], costs: Sequence[OperatorCost]) -> bool:
     """Whether attention of host layers is offloaded: if all mul-mats around it are, as the host keeps them plain."""
     attention_costs = [c for o, c in zip(operators, costs, strict=True) if is_around_attention(o)]
     return bool(attention_costs) and all(c.layout == PLAIN_LAYOUT and c.t_gpu_s is not None for c in attention_costs)

@@ -195,7 +195,7 @@ USUAL_CARDS = (
     "gtx1650-4", "rtx3050-6", "rx5700xt", "rtx4060ti-8", "rtx3060-12", "rtx4060ti-16", "arc-a770", "rx7900xtx",
     "rtx3090", "rtx4090", "rtx5090", "h100",
 )  # fmt: skip
-"""The default cards: one of each memory size and maker."""
+"""The default cards."""
 
 USUAL_CORES = 8
 

@@ -28,7 +28,7 @@ def _is_right(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> 
     import ggml_bridge
 
     try:
-        return bridge.layout_supports(layout, operator.type, *shape, _routed(operator))
+        return bridge.layout_supports(layout, operator.type, *shape, operator.mul_mat.n_routed)
     except (ggml_bridge.Unsupported, ValueError):
         return False
 
@@ -44,7 +44,7 @@ def stock_layout(bridge: Bridge, operator: Operator) -> str:
 
     def takes(layout: str) -> bool:
         try:
-            return bridge.layout_takes(layout, operator.type, *operator.shape, _routed(operator))
+            return bridge.layout_takes(layout, operator.type, *operator.shape, operator.mul_mat.n_routed)
         except (ggml_bridge.Unsupported, ValueError):
             return False
 
@@ -84,7 +84,3 @@ def needs_no_repack(operators: Sequence[Operator]) -> bool:
 
 def _is_three_dimensional(operator: Operator) -> bool:
     return operator.op == "MUL_MAT" and (operator.shape[2] > 1 or operator.by_sequence)
-
-
-def _routed(operator: Operator) -> int:
-    return operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0

@@ -31,7 +31,7 @@ _DOWN_ROLES = ("ffn_down", "ffn_down_exps", "ffn_down_shexp", "ffn_down_chexps")
 
 def runs_alone(operator: Operator) -> bool:
     """Whether an FFN's mul-mats run one by one: experts with biases (gpt-oss) have an ADD_ID between them."""
-    return operator.op == "MUL_MAT_ID" and operator.biased
+    return operator.routed and operator.biased
 
 
 def cut_axis(operator: Operator) -> Axis:

@@ -13,9 +13,9 @@ from oallama.core.routing import ExpertCounts
 from oallama.core.types import NGRAM
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
+from oallama.run.load_checks import check_device, check_layers, device_of
 from oallama.run.program import PROGRAM_VARIABLE, ServerSettings, find_program, launch, served_plan
 from oallama.run.server_options import checked_options, repeated_drafts
-from oallama.run.setup import check_device, check_layers, device_of
 
 if TYPE_CHECKING:
     from oallama.placer.placer import Placer

@@ -53,7 +53,9 @@ class Given:
             return verify(problem, self.name, request.workload, placement)
 
         attention: FlashAttention | None = None if self.stock is None else "auto"  # as stock llama.cpp has it
-        return Policy(self.name, "a placement of the caller's own", place, is_given=True, attention=attention)
+        return Policy(
+            self.name, "a placement of the caller's own", place, is_given=True, keeps_ubatch=True, attention=attention
+        )
 
 
 def unmeasured_plan(

@@ -66,7 +66,7 @@ def needs_split(operator: Operator, row: OperatorPlacement, with_n_g: Collection
     expert uses, so it also runs experts in host memory."""
     if row.backend == "split":
         return True
-    if counts and operator.op == "MUL_MAT_ID" and row.gg == 0:
+    if counts and operator.routed and row.gg == 0:
         return True
     return row.device in with_n_g and row.cc > 0 and takes_n_g(operator)
 

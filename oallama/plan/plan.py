@@ -82,14 +82,14 @@ class Plan:
     memory: MemoryBreakdown
     predicted: Annotated[Predicted | None, Mark.REQUIRED]  # None: made without a profile
     token_assignment: tuple[tuple[Count, Count], ...] = ()  # (n_tokens, n_g)
-    # None: nothing was said of it, the defaults hold
+    # None: not given; the defaults hold
     streaming: Annotated[StreamSettings | None, Mark.OMIT_DEFAULT, Mark.NOT_NULL] = None
-    # that it was made for; None: nothing was said of it
+    # that it was made for; None: not given
     attention: Annotated[Attention | None, Mark.OMIT_DEFAULT] = None
     # of the planner: what was lowered or left out to make it fit, in sentences
     notes: Annotated[tuple[str, ...], Mark.OMIT_DEFAULT] = ()
     extra: dict[str, Any] = field(default_factory=dict)
-    # what no placement takes less than, with this memory; None: it is not known
+    # lower bound of all placements in this memory; None: not known
     bound: Annotated[Predicted | None, Mark.OMIT_DEFAULT] = None
     # whether split blocks live on the device where their neighbours are there
     residents: Annotated[bool, Mark.OMIT_DEFAULT] = True

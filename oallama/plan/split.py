@@ -58,7 +58,7 @@ def check_hot_experts(operator: Operator, row: OperatorPlacement) -> None:
     hot, n_expert = row.hot_experts, operator.shape[2]
     if not hot:
         return
-    if operator.op != "MUL_MAT_ID":
+    if not operator.routed:
         raise PlanError(f"operator {operator.name} has hot_experts but is not a mul-mat by experts; make a new plan")
     if row.cc != 1:
         raise PlanError(f"operator {operator.name} has hot_experts, so it stays whole on the host: cc must be 1")

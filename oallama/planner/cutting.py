@@ -20,14 +20,15 @@ from oallama.cost.passes import Pass, passes
 from oallama.cost.slices import BlockType, Cut, Pricing
 
 GRID = 4
-"""Starting points of the search for the least. Eight change none of 32 plans of the corpus, and take longer."""
+"""Intervals between the starting points of the search for the least. Eight change none of 32 plans of the corpus, and
+take longer."""
 
 
 def least(seconds: Callable[[int], float], low: int, high: int) -> tuple[int, float]:
     """(x, seconds(x)) of the minimum over low..high; the lowest x of equal ones. The function is convex, except for
     jumps at both ends, a few kinks and a few valleys.
 
-    A short range is tried completely. Otherwise: both ends, GRID points between them, and downhill by halving steps
+    A short range is tried completely. Otherwise: both ends, GRID + 1 points between them, and downhill by halving steps
     from each point that is lower than its neighbours, as contention between streams may make several valleys.
     """
     known: dict[int, float] = {}
@@ -88,11 +89,6 @@ def best_cg(kind: BlockType, gg: int, seconds: Callable[[Cut], float]) -> tuple[
 
     n_streamed, best_s = least(lambda n: seconds(cut(n)), 0, n_steps)
     return cut(n_streamed), best_s
-
-
-def pass_seconds(cut_blocks: CutBlocks, pricing: Pricing, n_tokens: int, n_g: int) -> float:
-    """Seconds of the blocks in a pass over n_tokens tokens, one of which gives logits: steady-state seconds of each."""
-    return counted_seconds(count_blocks(cut_blocks), pricing, n_tokens, n_g)
 
 
 def count_blocks(cut_blocks: CutBlocks) -> Counted:
@@ -205,17 +201,17 @@ class BlockOptions:
             return ((kind.all_host,),)
         n_steps = ceil(extent / step)
 
-        def resident(n: int) -> Cut:
+        def without_cg(n: int) -> Cut:
             """The cut with n steps of CC, and the rest GG."""
             cc = min(n * step, extent)
             return Cut(cc, 0, extent - cc)
 
-        balanced, _ = least(lambda n: self._seconds(kind, resident(n), "workload"), 1, max(1, n_steps - 1))
+        balanced, _ = least(lambda n: self._seconds(kind, without_cg(n), "workload"), 1, max(1, n_steps - 1))
         shares = (1 - i / self._n_values for i in range(self._n_values))
         wanted = {max(1, round(share * extent / step)) for share in shares} | {1, balanced, n_steps}
 
         def cuts(n: int) -> tuple[Cut, ...]:
-            cut = resident(n)
+            cut = without_cg(n)
             if not self._streams:
                 return (cut,)
             streamed, _ = best_cg(kind, cut.gg, lambda cut: self._seconds(kind, cut, objective))

@@ -33,7 +33,7 @@ from oallama.planner.slicer import slicer_of
 AUTO = "auto"
 """Name of the policy that takes the fastest plan of several policies."""
 
-POLICY_NAMES = (AUTO, *(name for name in policy_names() if name != FIT))
+POLICY_NAMES = (AUTO, *(name for name in policy_names() if name != FIT), FIT)
 
 PROMPT_STEP = 256
 """Tokens that a prompt is rounded up to: those of `oallama run` are estimated from its bytes."""
@@ -145,8 +145,8 @@ def _seconds(candidate: tuple[Policy, VerifiedPlan]) -> float:
 
 
 def policies_of_auto(problem: Problem) -> tuple[Policy, ...]:
-    """The policies among which `auto` takes the fastest: whole operators, whole layers, the CPU, and slices (with hot
-    experts if the model can have them)."""
+    """The policies among which `auto` takes the fastest, besides stock llama.cpp's own options (_Search): whole
+    operators, whole layers, the CPU, and slices (with hot experts if the model can have them)."""
     with_slices = scheinfer if hot_fault(problem) else experts
     return oato, whole_layers, cpu, with_slices
 
@@ -157,7 +157,7 @@ def policy_named(policy: str | Policy, rules: Rules = Rules()) -> Policy | None:
     Raises UsageError for an unknown policy, and for affinity or fill with a policy other than OATO."""
     chosen = find_policy(policy) if isinstance(policy, str) else policy
     if chosen is None and policy != AUTO:
-        raise UsageError(f"unknown policy {policy!r}; choose from {', '.join((*POLICY_NAMES, FIT))}")
+        raise UsageError(f"unknown policy {policy!r}; choose from {', '.join(POLICY_NAMES)}")
     if not rules.need_oato:
         return chosen
     if chosen is not None and not chosen.has_rules:

@@ -74,7 +74,7 @@ def _pass_s(problem: Problem, forward: Pass, budget: int) -> float:
     works: list[OperatorWork] = []
     for operator, cost in zip(problem.operators, costs, strict=True):
         n_rows = forward.n_outputs if computes_outputs_only(operator, problem.graph.n_run) else forward.n_tokens
-        use = uses.get(operator.layer) if operator.layer is not None and operator.op == "MUL_MAT_ID" else None
+        use = uses.get(operator.layer) if operator.layer is not None and operator.routed else None
         if use is not None and len(use.order) == operator.shape[2]:
             works += _by_expert(operator, cost, use, forward.n_tokens, n_rows, copy_s_per_byte)
         else:

@@ -66,7 +66,7 @@ def _pool_bytes(operator: Operator, n_tokens: int, integers: bool) -> int:
     in F16, and a quantised weight in F16 (ggml-cuda.cu, ggml_cuda_mul_mat_cublas); for experts one matrix, and all rows
     once more in the order of experts (ggml_cuda_mul_mat_id). One token needs no cuBLAS."""
     k, n, _ = operator.shape
-    routed = operator.op == "MUL_MAT_ID"
+    routed = operator.routed
     rows = n_tokens * (operator.n_expert_used if routed else operator.shape[2])
     in_q8_1 = ceil(rows * ceil(k / _ROW_PADDING) * _ROW_PADDING * _Q8_1)
     if n_tokens == 1 or _in_integers(operator, integers):

@@ -181,7 +181,7 @@ class Placement:
         return self.llama_uses_device(n_layer) or self.is_sliced
 
 
-NOTHING = Placement((), 0, inf)
+NO_PLACEMENT = Placement((), 0, inf)
 """Stands for a missing placement: no operators, infinite seconds."""
 
 

@@ -89,7 +89,7 @@ class WholeCosts:
 def host_layouts(problem: Problem, workload: Workload, placement: Placement) -> tuple[str, ...]:
     """The host layout of each operator: the placement's if it was profiled here, else stock llama.cpp's choice for a
     stock configuration, else the fastest. Operators on the device count as plain, so that they do not keep attention
-    from being offloaded (cost/whole.py, takes_attention)."""
+    from being offloaded (cost/whole.py, offloads_attention)."""
     if placement.stock is not None:
         chosen = stock_layouts(problem, placement.stock)
     else:
@@ -125,7 +125,7 @@ def seen_passes(
     timed_blocks = [
         (block, (kind, cut))
         for block, (kind, cut) in zip(*slicer.cuts_of(placement), strict=True)
-        if not kind.outputs_only and (not cut.is_whole or (table and kind.takes_n_g))
+        if not kind.outputs_only and (not cut.is_uncut or (table and kind.takes_n_g))
     ]
     cut_blocks = [cut_block for _, cut_block in timed_blocks]
     names = {problem.operators[i].name for block, _ in timed_blocks for i in block.operators}

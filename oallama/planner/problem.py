@@ -25,8 +25,8 @@ from oallama.cost.whole import (
     is_around_attention,
     non_matmul_with_offload,
     offloaded,
+    offloads_attention,
     operator_costs,
-    takes_attention,
 )
 from oallama.planner.memory import DeviceMemory, memory_breakdown, runtime_bytes, summed
 from oallama.planner.placement import DeviceSplits, Placement, cpu, operators_on_cpu, whole_bytes
@@ -87,7 +87,7 @@ class Problem:
     def of_step(self, step: DecodeStep) -> Problem:
         """The problem for another decode step; the same problem for a model without experts."""
         step = DecodeStep(step.n_parallel, step.n_draft)
-        if step == self.step or all(operator.op != "MUL_MAT_ID" for operator in self.operators):
+        if step == self.step or all(not operator.routed for operator in self.operators):
             return self
         devices, first = tuple(device.of_step(step) for device in self.devices), self.first and self.first.of_step(step)
         return replace(self, step=step, devices=devices, first=first)
@@ -126,7 +126,7 @@ def costs_over(
 
     def priced(layouts: Sequence[str] | None) -> Costs:
         operators = operator_costs(problem.kernels, problem.operators, n_run, passes, stream, layouts)
-        cache = host_cache(profile) if stream and takes_attention(problem.operators, operators) else None
+        cache = host_cache(profile) if stream and offloads_attention(problem.operators, operators) else None
         return Costs(
             operators,
             problem.graph,

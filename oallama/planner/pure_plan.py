@@ -63,7 +63,7 @@ class WhatIf:
 
 
 def counted_load_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int, memory_bytes: int) -> NoAllocLoad:
-    """The estimated no_alloc load on a described card with device_bytes of free memory. Norms and biases count as 0
+    """The estimated no_alloc load on a described card with memory_bytes of free memory. Norms and biases count as 0
     bytes there."""
 
     def no_alloc_load(workload: Workload, placement: Placement) -> LoadBytes:

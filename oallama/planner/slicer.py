@@ -79,7 +79,7 @@ class SlicePlan:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is sliced."""
-        return not self.streams and all(cut.is_whole for _, cut in self.cut_blocks)
+        return not self.streams and all(cut.is_uncut for _, cut in self.cut_blocks)
 
     @property
     def twice_bytes(self) -> int:
@@ -118,9 +118,9 @@ class Slicer:
             self._uses = {
                 o.layer: self._uses.get(o.layer) or experts_alike(o.shape[2])
                 for o in problem.operators
-                if o.layer is not None and o.op == "MUL_MAT_ID"
+                if o.layer is not None and o.routed
             }
-        routed = {o.layer: o.mul_mat for o in problem.operators if o.layer is not None and o.op == "MUL_MAT_ID"}
+        routed = {o.layer: o.mul_mat for o in problem.operators if o.layer is not None and o.routed}
         self._uses = {
             layer: of_step(use, routed[layer], problem.step) for layer, use in self._uses.items() if layer in routed
         }
@@ -143,16 +143,17 @@ class Slicer:
         if together is None:
             together = _hot_layers(self._problem.operators, placement)
         blocks = self.contexts.blocks(placement, together, cuts)
-        return [self._with_use(block) for block in blocks] if self._hot else blocks
+        return [self._with_use(block) for block in blocks]
 
     def _with_use(self, block: Block) -> Block:
-        """Add the use of experts to a block that is a whole FFN of experts; only those may have hot experts."""
+        """Add the use of experts to a block of experts. Only a whole FFN may have hot experts."""
         layer, kind = self._problem.operators[block.operators[0]].layer, block.types[0]
         use = None if layer is None else self._uses.get(layer)
-        is_whole = kind.block.hidden_each and kind.block.returned
-        if use is None or not is_whole or not all(gemm.routed for gemm in kind.gemms):
+        if use is None or not all(gemm.routed for gemm in kind.gemms):
             return block
-        return replace(block, types=tuple(replace(kind, use=use) for kind in block.types))
+        may_be_hot = self._hot and kind.block.hidden_each and kind.block.returned
+        types = (replace(kind, gaps=use.gaps, use=use if may_be_hot else None) for kind in block.types)
+        return replace(block, types=tuple(types))
 
     #
     # cuts
@@ -402,7 +403,7 @@ class Slicer:
         assignments, hot_bytes = list(placement.assignments), 0
         for block, (kind, cut) in zip(plan.blocks, plan.cut_blocks, strict=True):
             experts = tuple(sorted(kind.use.order[: cut.n_hot])) if kind.use is not None else ()
-            split = not cut.is_whole or (plan.token_assignment and kind.takes_n_g)
+            split = not cut.is_uncut or (plan.token_assignment and kind.takes_n_g)
             layout = kind.layout if cut.cc and split else None
             hot_bytes += kind.weight_bytes(cut) if cut.n_hot else 0
             for i in block.operators:
@@ -439,7 +440,7 @@ def may_follow(problem: Problem) -> bool:
     have enough experts (FEWEST_EXPERTS) that some are used more for a time."""
     profile = problem.profile
     rates = profile.is_pinned and "h2d_pinned" in profile.link and not profile.is_blocking
-    return rates and any(o.op == "MUL_MAT_ID" and o.shape[2] >= FEWEST_EXPERTS for o in problem.operators)
+    return rates and any(o.routed and o.shape[2] >= FEWEST_EXPERTS for o in problem.operators)
 
 
 def pricing_of(problem: Problem, streaming: StreamSettings = StreamSettings()) -> Pricing:  # noqa: B008 - frozen

@@ -64,7 +64,7 @@ class Acceptance:
         return Acceptance(total, tuple(accumulate(map(sum_at, range(n)), min)))
 
 
-NOTHING = Acceptance(0, ())
+NO_ACCEPTANCE = Acceptance(0, ())
 
 
 def acceptance_in(metrics: str) -> Acceptance | None:
@@ -82,9 +82,9 @@ def acceptance_path(fingerprint: str, draft_fingerprint: str) -> Path:
 
 
 def read_acceptance(fingerprint: str, draft_fingerprint: str) -> Acceptance:
-    """The recorded acceptance of these models; NOTHING if there is none."""
+    """The recorded acceptance of these models; NO_ACCEPTANCE if there is none."""
     acceptance = read_in_cache(Acceptance, acceptance_path(fingerprint, draft_fingerprint))
-    return acceptance if acceptance is not None and _falls(acceptance.accepted, acceptance.n_steps) else NOTHING
+    return acceptance if acceptance is not None and _falls(acceptance.accepted, acceptance.n_steps) else NO_ACCEPTANCE
 
 
 def keep_acceptance(fingerprint: str, draft_fingerprint: str, seen: Acceptance) -> None:

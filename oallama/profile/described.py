@@ -160,7 +160,7 @@ def _cases(
         for n_tokens in sorted(set(tokens)):
             k, n, _ = mul_mat.shape
             moved = F32 * n_tokens * mul_mat.matrices_per_token * (k + n)
-            flop = mul_mat.flops(n_tokens) / (EXPERTS if mul_mat.op == "MUL_MAT_ID" and device != CPU_DEVICE else 1.0)
+            flop = mul_mat.flops(n_tokens) / (EXPERTS if mul_mat.routed and device != CPU_DEVICE else 1.0)
             total_s = seconds(flop, mul_mat.bytes_read(n_tokens) + moved, mul_mat.type)
             cases.append(ProfileCase(device, layout, mul_mat, n_tokens, mul_mat.bytes, total_s, (total_s,)))
     return tuple(cases)
@@ -171,7 +171,7 @@ def _non_matmul(
 ) -> tuple[NonMatmulCase, ...]:
     """A layer's non-matmul work with flash attention and without, at every batch size and at depths that a line goes
     through."""
-    routed = max((o.n_expert_used for o in operators if o.op == "MUL_MAT_ID"), default=0)
+    routed = max((o.n_expert_used for o in operators if o.routed), default=0)
     cases = []
     for n_tokens in sorted(set(tokens)) if want.rest else ():
         for n_kv in sorted({n_tokens, *(depth for depth in DEPTHS if depth > n_tokens)}):

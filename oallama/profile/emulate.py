@@ -298,10 +298,9 @@ def profile_parameters(profile: Profile, emulated: Emulated) -> str:
 
 def _kernel_line(case: ProfileCase, by_bytes: float, by_flops: float) -> str:
     mul_mat = case.mul_mat
-    used = mul_mat.n_expert_used if mul_mat.op == "MUL_MAT_ID" else 0
     shape = "x".join(map(str, mul_mat.shape))
     seconds = case.seconds * (by_flops if case.n_tokens >= LARGE_BATCH else by_bytes)
-    return f"kernel {mul_mat.op} {mul_mat.type} {shape} {used} {case.n_tokens} {seconds!r}"
+    return f"kernel {mul_mat.op} {mul_mat.type} {shape} {mul_mat.n_routed} {case.n_tokens} {seconds!r}"
 
 
 def kept_parameters(parameters: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from oallama.core.codec import to_json
 from oallama.core.profile import Case, NonMatmulCase, NonMatmulShape, Profile
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, MulMat
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT
 from oallama.profile.merge import has_device, missing_cases, missing_non_matmul
 from oallama.profile.timing import Clock, Timing, TimingPolicy, measure
 from oallama.profile.wanted import (
@@ -138,12 +138,7 @@ def _candidates(session: Session) -> list[Case]:
 
 def _layout_supports(session: Session, case: Case) -> bool:
     mul_mat = case.mul_mat
-    return session.bridge.layout_supports(case.layout, mul_mat.type, *mul_mat.shape, _routed(mul_mat))
-
-
-def _routed(mul_mat: MulMat) -> int:
-    """n_expert_used as ggml_bridge takes it: 0 for MUL_MAT."""
-    return mul_mat.n_expert_used if mul_mat.op == "MUL_MAT_ID" else 0
+    return session.bridge.layout_supports(case.layout, mul_mat.type, *mul_mat.shape, mul_mat.n_routed)
 
 
 def _measure_mul_mat(session: Session, case: Case) -> Fragment:
@@ -177,7 +172,7 @@ def _time_mul_mat(session: Session, case: Case) -> Timing:
             None if case.layout == DEVICE_LAYOUT else case.layout,
             mul_mat.type,
             *mul_mat.shape,
-            _routed(mul_mat),
+            mul_mat.n_routed,
             case.n_tokens,
             working_set_bytes,
             session.n_threads,

@@ -32,7 +32,7 @@ class Keeper:
     def __init__(self) -> None:
         """Raises MemoryError if the thread does not begin."""
         wishes: SimpleQueue[_Wish | object] = SimpleQueue()
-        # put is C throughout: no Ctrl-C comes between, as it may where Python code is called for an object that goes
+        # put is implemented in C, so that no Ctrl-C interrupts it, as one may interrupt a finalizer in Python
         gone = weakref.ref(self, wishes.put)
         self._wishes, self._runs, self._is_closed = wishes, threading.Event(), False
         self._pid = os.getpid()
@@ -47,7 +47,7 @@ class Keeper:
             raise RuntimeError("this keeper is closed")
         answers: SimpleQueue[_Answer] = SimpleQueue()
         self._wishes.put((make, answers))
-        entered, error = answers.get()  # in C too: an interrupted Condition raises what is no KeyboardInterrupt
+        entered, error = answers.get()  # in C too: an interrupted Condition may raise something else
         if error is not None:
             raise error
         return cast("Entered", entered)
@@ -59,15 +59,15 @@ class Keeper:
 
 
 def _end(wishes: SimpleQueue[_Wish | object], runs: threading.Event, pid: int) -> None:
-    """pid: of the process that has the thread, which a fork of it has not."""
+    """pid: of the process that owns the thread; a fork has no such thread."""
     wishes.put(None)
     on_it = threading.current_thread().name == NAME  # a collector may run anywhere
     while runs.is_set() and not on_it and os.getpid() == pid:
-        time.sleep(POLL_S)  # an interrupted Condition, or join, is left as it should not be
+        time.sleep(POLL_S)  # an interrupt leaves a Condition, or a join, in an inconsistent state
 
 
 def _keep(wishes: SimpleQueue[_Wish | object], runs: threading.Event, _gone: object) -> None:
-    """Holds the weak reference too: it calls nobody once it has gone itself."""
+    """_gone keeps the weak reference alive; else its callback never runs."""
     runs.set()
     try:
         with ExitStack() as held:
@@ -77,6 +77,6 @@ def _keep(wishes: SimpleQueue[_Wish | object], runs: threading.Event, _gone: obj
                     answers.put((held.enter_context(make()), None))
                 except BaseException as error:
                     answers.put((None, error))
-                del wish, make, answers  # what they hold may be what has this keeper
+                del wish, make, answers  # they may keep the owner of this keeper alive
     finally:
         runs.clear()

@@ -21,7 +21,7 @@ from oallama.model.gguf_file import check_unchanged
 from oallama.model.memory import BufferBytes, check_cache, held_bytes, load_refusal, memory_of, no_alloc_memory
 from oallama.plan.plan import Plan
 from oallama.run.held import compare_memory, spill_warning
-from oallama.run.setup import check_device, check_host, check_layers, device_of, release
+from oallama.run.load_checks import check_device, check_host, check_layers, device_of, release
 from oallama.run.split import LoadedSplit, open_split
 from oallama.run.weight_places import weight_places
 
@@ -82,7 +82,7 @@ def load_placed(
     exit_at_abort()
     held = contextlib.ExitStack()
     try:
-        with held_interrupt():  # as long as nobody would close the device
+        with held_interrupt():  # until closing the device is registered
             device = open_now(spec)
             held.callback(device.close)
         check_device(plan, device.name, device.spec)
@@ -100,7 +100,7 @@ def load_placed(
 
 
 def _settings(model: ModelInfo, plan: Plan, options: Options, operators: Sequence[Operator]) -> LoadSettings:
-    """The load that a plan and options ask for, but for its device and where weights go."""
+    """The load settings of a plan and options, without the device and the placement of weights."""
     return LoadSettings(
         path=model.path,
         n_ctx=options.n_ctx or plan.workload.n_ctx or model.n_ctx_train,
@@ -127,8 +127,7 @@ def _load_llama(
     held: contextlib.ExitStack,
     arguments: Mapping[str, Any],
 ) -> PlacedLlama:
-    """split: where the split operators go; held: what is freed with the model, which is the first of it from the moment
-    that it is there, also where this is interrupted.
+    """split: where the split operators go; held: what is freed with the model, after it, also if interrupted.
 
     Raises ModelFileError if a file changed since it was checked, ModelFileError, DeviceError if llama.cpp or the
     split back end refuses, BridgeError, KeyboardInterrupt.

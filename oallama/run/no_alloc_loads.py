@@ -110,7 +110,7 @@ class NoAllocLoads:
     def check_host(self, workload: Workload, placement: Placement, attention: Attention) -> None:
         """Raises DoesNotFit for a requested placement that does not fit into host memory."""
         from oallama.device.host_memory import host_memory_bytes
-        from oallama.run.setup import check_host
+        from oallama.run.load_checks import check_host
 
         settings = self.settings(workload, placement, attention)
         if settings in self._results:

@@ -20,7 +20,7 @@ from llama_cpp import llama_chat_format
 from oallama.core.errors import UsageError
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context
-from oallama.run.setup import release
+from oallama.run.load_checks import release
 
 if TYPE_CHECKING:
     from oallama.model.memory import BufferBytes
@@ -137,13 +137,13 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
     def metadata(self, found: dict[str, str]) -> None:
         self.__dict__["metadata"] = found
 
-    # llama_cpp's closes, which the finalizer does. Ctrl-C that arrived in a Python function here would be lost, so this
-    # is none, and takes nothing
+    # llama_cpp's closes, which the finalizer does. A Ctrl-C that arrived in a Python function here would be lost, so
+    # this is a C function without arguments
     __del__ = staticmethod(bool)
 
     def close(self) -> None:
-        """Free the model and its device; may be called twice. What is asked of it afterwards raises UsageError, where
-        llama.cpp would read freed memory."""
+        """Free the model and its device; may be called twice. Later calls raise UsageError; llama.cpp would read freed
+        memory."""
         with held_interrupt():  # in what is freed here it would be lost
             if self._release is not None:
                 self._release()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ggml_bridge.errors import signal_name
 from ggml_bridge.threads import Thread
-from oallama.run.launch import with_us
+from oallama.run.die_with_parent import with_us
 
 TAIL_LINES = 200
 OF_REQUESTS = ("send_error", "process_sing")  # functions of llama-server that log that one is refused

@@ -35,10 +35,10 @@ from oallama.plan.export import (
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.run.address import Address
+from oallama.run.load_checks import computes_on_device
 from oallama.run.plugin_report import REPORT_FILES
 from oallama.run.process import Launch
 from oallama.run.server_options import passed_variables
-from oallama.run.setup import computes_on_device
 from oallama.run.stock_backend import stock_backend
 from oallama.run.weight_places import usable_plan
 

@@ -31,17 +31,17 @@ ASKED_S = 1.0  # least seconds between two reads of its metrics
 
 @dataclass(frozen=True, slots=True)
 class Placements:
-    """The placements to serve. wanted: the requested one; on_cpu: the one after the loss of the device: on the CPU, or
-    on the local devices if `wanted` also has an RPC server; None without a device.
+    """The placements to serve. wanted: the requested one; fallback: the one after the loss of the device, on the CPU,
+    or on the local devices if `wanted` also has an RPC server; None without a device.
 
     launch: how to start each, with a folder for its files. device_gone: as in Supervisor. keep: gets at the end the
-    plugin's reports of each start of `wanted` and of `on_cpu`.
+    plugin's reports of each start of `wanted` and of `fallback`.
     """
 
     wanted: Served
-    on_cpu: Served | None
+    fallback: Served | None
     launch: Callable[[Served, Path], Launch]
-    keep: Callable[[Reports, Reports], None] = lambda wanted, on_cpu: None
+    keep: Callable[[Reports, Reports], None] = lambda wanted, fallback: None
     device_gone: Callable[[], str | None] = lambda: None
 
 
@@ -59,20 +59,20 @@ def serve(
     Raises DeviceError if llama-server does not start, fails to restart too often, or has no folder for its files.
     """
     with temporary_folder(FOLDER, parent_for_server()) as folder:
-        wanted, on_cpu = placements.wanted, placements.on_cpu
+        wanted, fallback = placements.wanted, placements.fallback
         of_wanted, of_cpu = folder / "wanted", folder / "cpu"
         of_wanted.mkdir()
         of_cpu.mkdir()
         supervisor = Supervisor(
             placements.launch(wanted, of_wanted),
-            None if on_cpu is None else placements.launch(on_cpu, of_cpu),
+            None if fallback is None else placements.launch(fallback, of_cpu),
             partial(address.is_healthy, timeout_s=ANSWER_S),
             log=log,
             server_log=server_log,
-            instead="the CPU" if on_cpu is None or on_cpu.plan.device == "none" else on_cpu.plan.device,
+            instead="the CPU" if fallback is None or fallback.plan.device == "none" else fallback.plan.device,
             device_gone=placements.device_gone,
         )
-        shown = _Shown(supervisor, (wanted, of_wanted), (on_cpu or wanted, of_cpu), address)
+        shown = _Shown(supervisor, (wanted, of_wanted), (fallback or wanted, of_cpu), address)
         with held_interrupt(supervisor.stop), placement_server(shown.document, shown.page, placement_port) as url:
             for page_folder in (of_wanted / PAGE_FOLDER, of_cpu / PAGE_FOLDER):
                 if page_folder.is_dir():
@@ -92,12 +92,12 @@ def serve(
 
 class _Shown:
     """Renders the placement page of the placement in use: the wanted one, or the one on the CPU after the loss of the
-    device. wanted, on_cpu: each with the folder of the plugin's reports."""
+    device. wanted, fallback: each with the folder of the plugin's reports."""
 
     def __init__(
-        self, supervisor: Supervisor, wanted: tuple[Served, Path], on_cpu: tuple[Served, Path], address: Address
+        self, supervisor: Supervisor, wanted: tuple[Served, Path], fallback: tuple[Served, Path], address: Address
     ) -> None:
-        self._supervisor, self._wanted, self._on_cpu = supervisor, wanted, on_cpu
+        self._supervisor, self._wanted, self._on_cpu = supervisor, wanted, fallback
         self._metrics = _Paced(lambda pid: address.metrics(pid, ANSWER_S))
 
     @property

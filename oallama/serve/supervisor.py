@@ -58,7 +58,7 @@ class State:
 
 @dataclass
 class Supervisor:
-    """launch: how to start the program; on_cpu: how to start it after the loss of the device, None without a device;
+    """launch: how to start the program; fallback: how to start it after the loss of the device, None without a device;
     instead: what computes then, the CPU or the remaining devices.
 
     healthy: whether the process of this number answers at its port. device_gone: returns why the device is lost, else
@@ -67,7 +67,7 @@ class Supervisor:
     """
 
     launch: Launch
-    on_cpu: Launch | None
+    fallback: Launch | None
     healthy: Callable[[int], bool]
     on_ready: Callable[[], None] = lambda: None
     log: Callable[[str], None] = lambda sentence: None
@@ -111,14 +111,14 @@ class Supervisor:
             ran = self._process is not None
             self._set_phase("waiting")
             self._end()
-            can_go_on = self.on_cpu is not None and self.launch is not self.on_cpu and self.launch.uses_device
+            can_go_on = self.fallback is not None and self.launch is not self.fallback and self.launch.uses_device
             lost = self.device_gone() if can_go_on else None
             if not (was_ready or lost):
                 raise DeviceError(f"llama-server does not start: {why}")
             n_failures += 1
             self.state.restarts += 1
-            if self.on_cpu is not None and can_go_on and (lost or (ran and not started)):
-                self._continue_on_cpu(self.on_cpu, lost or why)
+            if self.fallback is not None and can_go_on and (lost or (ran and not started)):
+                self._fall_back(self.fallback, lost or why)
                 n_failures = 0
                 continue
             if n_failures >= self.patience.n_starts and not started:
@@ -128,9 +128,9 @@ class Supervisor:
             self.log(f"llama-server ended: {why}; restarting in {pause_s:.1f} s")
             wait_until(lambda: self._stopped, pause_s)
 
-    def _continue_on_cpu(self, on_cpu: Launch, why: str) -> None:
-        self.launch = on_cpu
-        self.state.on_device, self.state.device_lost = on_cpu.uses_device, True
+    def _fall_back(self, fallback: Launch, why: str) -> None:
+        self.launch = fallback
+        self.state.on_device, self.state.device_lost = fallback.uses_device, True
         self.state.said = f"the device was lost ({why}); running on {self.instead} until oallama is restarted"
         self.log(f"the device was lost ({why}); restarting on {self.instead} alone, which is slower")
 

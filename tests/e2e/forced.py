@@ -106,9 +106,7 @@ def forced(
     places = tuple(
         ON_DEVICE
         if whole is not None and whole(operator)
-        else Assignment(
-            cut, None if share(operator) is None else layout, tuple(hot) if operator.op == "MUL_MAT_ID" else ()
-        )
+        else Assignment(cut, None if share(operator) is None else layout, tuple(hot) if operator.routed else ())
         for operator, cut in zip(operators, cuts(operators, share), strict=True)
     )
     first = model.n_layer + 1 if whole is None else 0

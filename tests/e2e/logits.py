@@ -122,7 +122,7 @@ def assert_alike(found: Logits, wanted: Logits, path: str | Path, floats: Sequen
         if error > bound and not np.array_equal(
             chosen := stock_logits(path, TOKENS), plain := stock_logits(path, TOKENS, no_repack=True)
         ):
-            routed = any(operator.op == "MUL_MAT_ID" for operator in all_operators)
+            routed = any(operator.routed for operator in all_operators)
             compared = typical_nmse if routed else nmse
             error, bound = compared(found, wanted), max(bound, BETWEEN_LAYOUTS * compared(chosen, plain))
     assert error <= bound, f"an NMSE of {error:.1e}, and at most {bound:.1e} is rounding"

@@ -160,6 +160,6 @@ def _with_layout(operator: Operator, placement: OperatorPlacement) -> OperatorPl
     if placement.cc == 0 or placement.layout is not None:
         return placement
     bridge, shape = load_bridge(), host_shape(operator, placement)
-    used = operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0
+    used = operator.n_expert_used if operator.routed else 0
     layouts = bridge.cpu_layouts()
     return replace(placement, layout=next(x for x in layouts if bridge.layout_supports(x, operator.type, *shape, used)))

@@ -475,7 +475,7 @@ main.main(['--version'])
     ("module", "text", "command", "stderr", "code", "said"),
     [
         ("click", AT_ONCE, "oallama", "&1", -signal.SIGINT, ""),  # before it is handled
-        ("selectors", AT_ONCE, "oallama.run.launch true", "&1", -signal.SIGINT, ""),
+        ("selectors", AT_ONCE, "oallama.run.die_with_parent true", "&1", -signal.SIGINT, ""),
         ("interrupted", INTERRUPTED, "interrupted", "&1", 130, "oallama: interrupted\n"),
         ("interrupted", INTERRUPTED, "interrupted", "/dev/full", 130, ""),  # nobody can be told
     ],

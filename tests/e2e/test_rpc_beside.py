@@ -93,7 +93,7 @@ def test_a_plan_gives_it_whole_layers_behind_the_cards_and_serve_goes_on_without
     program = Path("llama-server")
     wanted = model.launch(model.wanted, tmp_path, program, settings)
     assert f"--rpc {endpoint} --device Emulated0,RPC0" in " ".join(wanted.command)
-    assert model.on_cpu is not None and model.on_cpu.plan.device == str(placer.members[0].device)
-    without = model.launch(model.on_cpu, tmp_path, program, settings)
+    assert model.fallback is not None and model.fallback.plan.device == str(placer.members[0].device)
+    without = model.launch(model.fallback, tmp_path, program, settings)
     assert "--device Emulated0 " in " ".join(without.command) and "rpc" not in " ".join(without.command).lower()
     assert without.uses_device

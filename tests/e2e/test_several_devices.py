@@ -209,9 +209,7 @@ def beside_each(path: Path, share: Share, on_host: Where = nothing, bare: bool =
     table = ((32, 0), (64, n_g)) if n_g else ()
 
     def whole(operator: Operator) -> bool:
-        left = (
-            on_host(operator) or (bare and operator.layer_in(n_layer) < BORDER) or (hot and operator.op == "MUL_MAT_ID")
-        )
+        left = on_host(operator) or (bare and operator.layer_in(n_layer) < BORDER) or (hot and operator.routed)
         return share(operator) is None and movable(operator) and not left
 
     first, layers = (BORDER, 0) if bare else (0, BORDER)

@@ -84,7 +84,7 @@ def test_the_device_holds_what_the_plan_says(arch: str, whole: Where | None, mod
     """Also where the router is on the device, and ids come from there."""
     path = written(models, arch, n_expert_used=2)
     case = forced(path, REAL, nothing, hot=(0, 3, 6), whole=whole).with_breakdown(staging=16 << 20)
-    experts = [operator for operator in case.placer.operators if operator.op == "MUL_MAT_ID"]
+    experts = [operator for operator in case.placer.operators if operator.routed]
     before = load_bridge().split().memory()
     with case.llama() as llama:
         held = load_bridge().split().memory()

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PROGRAM, LAUNCH = "llama-server", "oallama.run.launch"
+PROGRAM, LAUNCH = "llama-server", "oallama.run.die_with_parent"
 ELF = b"\x7fELF"  # the stand-in of tests is a script
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.profile.acceptance import ENOUGH_STEPS, NOTHING, PUBLISHED, Acceptance, acceptance_in
+from oallama.profile.acceptance import ENOUGH_STEPS, NO_ACCEPTANCE, PUBLISHED, Acceptance, acceptance_in
 
 METRICS = """# TYPE llamacpp:spec_decode_num_drafts_total counter
 llamacpp:spec_decode_num_drafts_total 80
@@ -29,7 +29,7 @@ def test_metrics_of_drafts_are_read_and_others_are_none():
 
 
 def test_few_steps_say_nothing_and_many_say_also_what_further_drafts_would_be():
-    assert NOTHING.rates == Acceptance(ENOUGH_STEPS - 1, (1, 1)).rates == PUBLISHED
+    assert NO_ACCEPTANCE.rates == Acceptance(ENOUGH_STEPS - 1, (1, 1)).rates == PUBLISHED
     first, second, *others = Acceptance(100, (50, 20)).rates
     assert (first, second) == (0.5, 0.2)
     assert others == pytest.approx([0.2 / PUBLISHED[1] * rate for rate in PUBLISHED[2:]])

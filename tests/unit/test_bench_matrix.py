@@ -181,7 +181,7 @@ def test_a_signal_ends_the_comparison_too(matrix, sent):
         "real = subprocess.Popen\n"
         "sleeps = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
         "def popen(words, **options):\n"
-        "    return real([*words[:words.index('oallama.run.launch') + 1], *sleeps], **options)\n"
+        "    return real([*words[:words.index('oallama.run.die_with_parent') + 1], *sleeps], **options)\n"
         "bench_matrix.subprocess.Popen = popen\n"
         "main.main(['bench', '--matrix', 'm.toml'])"
     )

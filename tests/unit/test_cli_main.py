@@ -28,7 +28,6 @@ from oallama.core.errors import (
     UsageError,
 )
 from oallama.planner.decide import POLICY_NAMES
-from oallama.planner.policies.stock import FIT
 from oallama.stores.default_model import default_model
 
 
@@ -212,7 +211,7 @@ def test_the_shell_is_offered_policies_that_there_are_and_files(monkeypatch, cap
         assert cli_main.exit_code([]) == 0
         return capsys.readouterr().out.splitlines()
 
-    assert completed("plan", "--policy", "") == [f"plain,{name}" for name in (*POLICY_NAMES, FIT)]
+    assert completed("plan", "--policy", "") == [f"plain,{name}" for name in POLICY_NAMES]
     for line in ("run mod", "run -f mod", "plan mod", "run --profile mod", "what-if --chart mod"):
         assert completed(*line.split()) == ["file,mod"]
 

@@ -15,7 +15,7 @@ from oallama.placer import Placer
 from oallama.placer.drafter import Beside, planned_with_drafts
 from oallama.placer.report import plan_report, with_more_requests
 from oallama.plan.plan import Plan
-from oallama.profile.acceptance import NOTHING, Acceptance
+from oallama.profile.acceptance import NO_ACCEPTANCE, Acceptance
 from oallama.report.operators import step_text
 
 ACCEPTED = (0.5, 0.25)
@@ -34,7 +34,7 @@ class Cheap:
 
     @property
     def acceptance(self) -> Acceptance:
-        return NOTHING
+        return NO_ACCEPTANCE
 
     def reserves(self, workload: Workload, attention: Attention) -> int:
         return 0

@@ -24,7 +24,7 @@ from oallama.placer import Placer
 from oallama.run.keeper import NAME as KEEPER
 from oallama.run.keeper import Keeper
 from oallama.run.load import LoadStop
-from oallama.run.setup import release
+from oallama.run.load_checks import release
 
 MODEL = Path(__file__).resolve().parents[2] / "models/oallama-stories-q4_0.gguf"
 

@@ -105,7 +105,7 @@ def test_what_slices_nothing_needs_no_time_of_the_link(policy: str) -> None:
 def test_experts_come_after_all_else_from_the_last_layer_on(policy: str, parts: tuple[str, ...], n_layers: int) -> None:
     """fit: and of one more layer a part of them."""
     world = routed()
-    experts = [o for o in world.operators if o.op == "MUL_MAT_ID"]
+    experts = [o for o in world.operators if o.routed]
     wanted = [o for o in world.operators if o.op == "MUL_MAT"]
     wanted += [o for o in experts if o.layer == 2 - n_layers or o.role in [f"ffn_{part}_exps" for part in parts]]
     made = replace(world, room=bytes_of(dict.fromkeys(wanted)) + 100_000)
@@ -146,7 +146,7 @@ def test_a_cache_serves_more_than_its_share_where_experts_are_many(n_expert: int
 def test_layers_of_a_shape_share_a_cache_that_holds_a_tokens_experts_at_least() -> None:
     operators = routed().operators
     nothing = [False] * len(operators)
-    experts = bytes_of(o for o in operators if o.op == "MUL_MAT_ID")
+    experts = bytes_of(o for o in operators if o.routed)
     (all_of_them,) = cached_layers(operators, nothing, 0, 2 * experts)
     assert all_of_them.share == all_of_them.hits == 1.0 and len(all_of_them.layers) == 2
     assert cached_layers(operators, nothing, 0, experts // 100) == ()

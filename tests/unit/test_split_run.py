@@ -10,7 +10,7 @@ from ggml_bridge.split import SliceInfo, SplitStats
 from oallama.core.errors import PlanError
 from oallama.core.types import Predicted
 from oallama.plan.plan import Plan
-from oallama.run.setup import check_layers
+from oallama.run.load_checks import check_layers
 from oallama.run.split import SplitRun, corrected_plan
 from oallama.run.weight_places import host_shape
 

@@ -160,7 +160,7 @@ class World:
     @cached_property
     def operators(self) -> tuple[Operator, ...]:
         made = weights_of(self.model, type_name=self.type_name, n_ffs=self.n_ffs)
-        return tuple(replace(o, biased=self.biased and o.op == "MUL_MAT_ID") for o in made)
+        return tuple(replace(o, biased=self.biased and o.routed) for o in made)
 
     @cached_property
     def header(self) -> ModelHeader:

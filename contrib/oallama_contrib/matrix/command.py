@@ -20,7 +20,7 @@ from oallama.cli.output import check_result, deliver, emit_json, is_terminal, lo
 from oallama.core.errors import UsageError
 from oallama.core.files import lock_file
 from oallama.device.interrupt import held_interrupt
-from oallama.run.launch import with_us
+from oallama.run.die_with_parent import with_us
 from oallama_contrib.matrix.cells import Cell, Outcome, ResultFile, measured_tests, read_matrix
 
 BESIDE = ("matrix", "output", "as_json", "progress")

@@ -43,6 +43,7 @@ def chained(costs: Costs, budget: OperatorBudget) -> Placement:
 
 @policy(
     "atsinfer", "operators by dynamic programming over a chain",
+    keeps_ubatch=True,
     caveat="only ATSInfer's placement: there is no planning while it runs",
 )  # fmt: skip
 def atsinfer(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:

@@ -1,6 +1,6 @@
-"""The `fiddler` policy, to compare with: models of experts as Fiddler runs them (Kamahori et al., ICLR 2025). All that
-is no expert lies on the device; experts are in host memory but for as many as fit, and each is computed where that
-takes less: by the CPU, or by the device once its weights were copied there (Algorithm 1).
+"""The `fiddler` policy, to compare with: models of experts as Fiddler runs them (Kamahori et al., ICLR 2025).
+Everything except experts is on the device; experts are in host memory, except those that fit, and each is computed
+where that takes less: by the CPU, or by the device once its weights were copied there (Algorithm 1).
 
 Fiddler decides that for each expert by the tokens that it was routed to. A plan decides it for all at once, by the
 tokens of the batch: from some length on. Fiddler puts the most popular
@@ -19,7 +19,7 @@ from oallama.cost.passes import passes
 from oallama.cost.slices import Pricing
 from oallama.cost.whole import Costs
 from oallama.planner.affinity import fill
-from oallama.planner.cutting import CutBlocks, TokenTable, pass_seconds
+from oallama.planner.cutting import CutBlocks, TokenTable, count_blocks, counted_seconds
 from oallama.planner.memory import most_n_g, staging_bytes
 from oallama.planner.placement import Placement, cpu, placed_whole, whole_bytes
 from oallama.planner.policies.registry import MemoryBudget, policy
@@ -34,7 +34,7 @@ def experts_last(costs: Costs, operators: Sequence[Operator], first_device_layer
     non_experts: list[int] = []
     for i, (cost, layer) in enumerate(zip(costs.operators, costs.graph.operator_layer, strict=True)):
         if layer >= first_device_layer and cost.t_gpu_s is not None:
-            (experts.setdefault(layer, []) if operators[i].op == "MUL_MAT_ID" else non_experts).append(i)
+            (experts.setdefault(layer, []) if operators[i].routed else non_experts).append(i)
     units = [*((i,) for i in non_experts), *(tuple(experts[layer]) for layer in sorted(experts, reverse=True))]
     sizes = [sum(operators[i].bytes for i in unit) for unit in units]
     chosen = {i for n in fill(range(len(units)), sizes, budget) for i in units[n]}
@@ -47,8 +47,10 @@ def copied_from(cut_blocks: CutBlocks, pricing: Pricing, max_tokens: int, more_s
     """The fewest tokens of a batch from which on, up to max_tokens, all of them take less on the device, with the
     weights copied there, than on the CPU. None: no batch does. more_sizes: batch sizes to look at."""
 
+    blocks = count_blocks(cut_blocks)
+
     def pays(n: int) -> bool:
-        return pass_seconds(cut_blocks, pricing, n, n) < pass_seconds(cut_blocks, pricing, n, 0)
+        return counted_seconds(blocks, pricing, n, n) < counted_seconds(blocks, pricing, n, 0)
 
     powers = (2**i for i in range(max_tokens.bit_length()))
     lengths = sorted({*powers, max_tokens, *(n for n in more_sizes if n <= max_tokens)})
@@ -90,13 +92,14 @@ def with_split(slicer: Slicer, whole: Placement, phase: Phase, budget: int, copi
 
 @policy(
     "fiddler", "everything but experts on the device, experts copied for large batches", streams=True,
+    keeps_ubatch=True,
     caveat="Fiddler's choice by tokens is made for all experts of a batch at once, not for each expert",
 )  # fmt: skip
 def fiddler(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     """Placements with experts computed by the CPU, with and without the split back end, and with experts copied: the
     ring takes room from experts, so that all ways are compared."""
     operators, costs, phase = problem.operators, budget.costs, budget.request.phase
-    if all(operator.op != "MUL_MAT_ID" for operator in operators):
+    if all(not operator.routed for operator in operators):
         raise UsageError("policy fiddler needs a model with experts; use layers or oato")
     slicer, first_device_layer = budget.slicer(budget.workload), budget.first_device_layer
     all_bytes, weights_bytes = budget.cut_bytes()

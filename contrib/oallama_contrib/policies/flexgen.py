@@ -49,6 +49,7 @@ def _reversed_bits(number: int, n_bits: int) -> int:
 
 @policy(
     "flexgen", "all weights that are not on the device streamed to it", streams=True,
+    keeps_ubatch=True,
     caveat="only FlexGen's weight placement: not its attention on the CPU, its batch schedule or its linear "
     "program",
 )  # fmt: skip

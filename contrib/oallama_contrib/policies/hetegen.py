@@ -52,7 +52,8 @@ def _balance(gemms: Gemms, rates: SliceRates) -> Balance:
         return gemms.cpu_s(1 - share, 1) / (interference.cpu_with_link if share else 1.0)
 
     def com_s(share: float) -> float:
-        copied_s = gemms.copy_s(rates.weights, share, 1)
+        streamed, line = gemms.streamed(share, 1), rates.weights
+        copied_s = streamed.n_copies * line.alpha_s + streamed.bytes * line.beta_s_per_byte
         return copied_s / (interference.link_with_cpu if share < 1 else 1.0) + gemms.gpu_s(share, 1)
 
     low, high = LEAST, 1 - LEAST
@@ -88,6 +89,7 @@ def order(modules: Sequence[Module], pricing: Pricing) -> list[int]:
 
 @policy(
     "hetegen", "every linear operator on both sides at once", streams=True,
+    keeps_ubatch=True,
     caveat="only HeteGen's shares and promotion: weights are pinned at load, not while it runs, and gate, up and "
     "down whose shares are equal are joined once",
 )  # fmt: skip

@@ -100,7 +100,7 @@ def place_modules(
             break
     placement = placed_modules(slicer, candidates, chosen, base, costs, phase, needed)
     unsplit = [
-        m.operators for i, m in enumerate(candidates) if i not in chosen and m.cut is not None and m.cut[1].is_whole
+        m.operators for i, m in enumerate(candidates) if i not in chosen and m.cut is not None and m.cut[1].is_uncut
     ]
     n_left = sum(map(len, unsplit))
     if not n_left:
@@ -124,7 +124,7 @@ def placed_modules(
     seconds = placement_seconds(costs, on_device, base.first_device_layer)
     whole = Placement.whole(on_device, base.first_device_layer, seconds, 1)
     cuts = {m.operators: m.cut[1] for i, m in enumerate(candidates) if i not in chosen and m.cut is not None}
-    if all(cut.is_whole for cut in cuts.values()):
+    if all(cut.is_uncut for cut in cuts.values()):
         return whole
     by_operator = {i: cut for members, cut in cuts.items() for i in members}
     blocks = slicer.blocks(whole, cuts=[by_operator.get(i) for i in range(len(on_device))])
@@ -137,7 +137,7 @@ def placed_modules(
 def _with_slots(slicer: Slicer, candidates: Sequence[Module], budget: int) -> Sequence[Module]:
     """The modules, those with the largest parts left whole until the ring fits."""
     while staging_of(slicer, candidates) > max(0, budget):
-        streamed = [module for module in candidates if module.cut is not None and not module.cut[1].is_whole]
+        streamed = [module for module in candidates if module.cut is not None and not module.cut[1].is_uncut]
         staging = {id(module): staging_of(slicer, [module]) for module in streamed}
         largest = max(staging.values())
         candidates = [on_cpu(module) if staging.get(id(module)) == largest else module for module in candidates]

@@ -169,6 +169,7 @@ def _or_inf(seconds: float | None) -> float:
 
 @policy(
     "twinpilots", "whole operators on either side, with the least makespan", streams=True,
+    keeps_ubatch=True,
     caveat="TwinPilots' plan for one workload: without history, and without planning while it runs",
 )  # fmt: skip
 def twinpilots(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
@@ -224,7 +225,7 @@ def _operation(
         kind, line = module.cut[0], slicer.pricing.rates.weights
         for p in costs.passes:
             rows = p.n_outputs if kind.outputs_only else p.n_tokens
-            loaded_s += p.count * line.seconds(kind.gemms.read_bytes(1.0, rows)) if rows else 0.0
+            loaded_s += p.count * line.seconds(kind.gemms.streamed(1.0, rows).bytes) if rows else 0.0
     layer = costs.graph.operator_layer[module.operators[0]]
     return Operation(
         module.bytes,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from oallama.planner.placement import Placement
 from oallama.planner.policies.registry import MemoryBudget, policy
 from oallama.planner.problem import Problem, cpu_alone
-from oallama.planner.whole import exchange, search, use_up
+from oallama.planner.whole import search, swap_operators, use_up
 
 
 @policy(
@@ -20,7 +20,7 @@ def oato(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     filled = search(costs, operator_bytes, affinity=rules.affinity, rule=rules.fill)
     candidates = [filled]
     if not budget.request.quick and "paper" not in (rules.affinity, rules.fill):
-        candidates.append(exchange(costs, problem.operators, operator_bytes, filled))
+        candidates.append(swap_operators(costs, problem.operators, operator_bytes, filled))
     if rules.fill == "full":
         candidates = [use_up(costs, operator_bytes, placement) for placement in candidates]
     elif not rules.need_oato:

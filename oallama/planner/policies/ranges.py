@@ -23,7 +23,7 @@ from oallama.cost.passes import passes
 from oallama.planner.cutting import downhill
 from oallama.planner.memory import CorrectedBudget, DeviceMemory
 from oallama.planner.parts import Window, problem_in
-from oallama.planner.placement import NOTHING, Placement, VerifiedPlan
+from oallama.planner.placement import NO_PLACEMENT, Placement, VerifiedPlan
 from oallama.planner.policies.registry import ROUNDS, MemoryBudget, Policy, Request
 from oallama.planner.policies.sliced import most_choices
 from oallama.planner.problem import LoadBytes, Problem, costs_of, device_costs, memory_before, operators_on_host
@@ -147,7 +147,7 @@ class _Splits:
                 self._borders = self._moved(number, lambda borders: placed(borders, True).seconds)
         self._stride = 1
         if placed(self._borders, True).seconds == inf:
-            return NOTHING
+            return NO_PLACEMENT
         return placed(self._borders, False)
 
     def _moved(self, number: int, seconds: Callable[[tuple[int, ...]], float]) -> tuple[int, ...]:
@@ -168,14 +168,14 @@ class _Splits:
         """The part of each local device, up to its border, and whole layers after the last border."""
         windows = [(device, window) for device, window in enumerate(pairwise((0, *borders))) if window[0] < window[1]]
         placements = [part(device, window) for device, window in windows]
-        if not windows or NOTHING in placements:
-            return NOTHING
+        if not windows or NO_PLACEMENT in placements:
+            return NO_PLACEMENT
         pairs = zip(windows, placements, strict=True)
         return ranges.joined([RangePart(*window, placement) for window, placement in pairs], borders[-1])
 
     def _part(self, memory: DeviceMemory, device: int, window: Window, quick: bool) -> Placement:
-        """The fastest placement of a device's layers that uses the device; NOTHING if there is none. The first device's
-        part includes the host's layers; norms and KV of other parts are all on their device."""
+        """The fastest placement of a device's layers that uses the device, else NO_PLACEMENT. The first device's part
+        includes the host's layers; norms and KV of other parts are all on their device."""
         request, part, n_blocks = (
             replace(self._request, quick=quick),
             self._problems(device, window),
@@ -192,7 +192,7 @@ class _Splits:
             placement for placement in most_choices(part, budget)
             if placement.is_sliced or placement.first_device_layer < n_blocks
         ]  # fmt: skip
-        return min(candidates, key=lambda placement: placement.seconds, default=NOTHING)
+        return min(candidates, key=lambda placement: placement.seconds, default=NO_PLACEMENT)
 
 
 ranges = Policy(NAME, "a range of layers for each of several devices", best_over)

@@ -62,7 +62,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """The inputs of a policy: prices of the workload, and the device's memory."""
+    """What a policy plans with: prices of the workload, and the memory that the device has for it."""
 
     request: Request
     workload: Workload  # its micro-batch may be smaller than the requested one
@@ -118,12 +118,8 @@ class Policy:
     by_llama_cpp: bool = False  # llama.cpp's --fit places on real devices; `place` predicts that for described ones
     is_given: bool = False  # a placement of the caller, which must not change
     attention: FlashAttention | None = None  # unless the user asks for another; None: the faster by prediction
+    keeps_ubatch: bool = False  # the micro-batch is part of the policy, so that no larger one is tried
     finish: Finish = lambda decision, is_auto: decision  # sets the name and notes of its plans
-
-    @property
-    def keeps_ubatch(self) -> bool:
-        """Whether the micro-batch is part of the policy, so that no larger one is tried."""
-        return bool(self.caveat) or self.by_llama_cpp or self.is_given
 
 
 POLICIES: dict[str, Policy] = {}
@@ -135,8 +131,10 @@ EXTENSIONS = "oallama.policies"
 
 def find_policy(name: str) -> Policy | None:
     """The policy of this name; imports the package that offers it. Raises UsageError if that fails."""
-    if name not in POLICIES:
-        load_offered(EXTENSIONS, name)
+    if name not in POLICIES and load_offered(EXTENSIONS, name) is not None and name not in POLICIES:
+        raise UsageError(
+            f"the package that offers policy {name} registers none of that name; name its @policy {name!r}"
+        )
     return POLICIES.get(name)
 
 
@@ -198,6 +196,8 @@ def best_verified(
             budget = replace(budgets[i], memory=corrected[i].memory, to_beat_s=to_beat_s)
             least_s = inf  # an infinite price: the device cannot compute an operator that was placed there
             for placement in propose(problem, budget):
+                if placement.seconds <= 0:
+                    raise UsageError(f"policy {name} yields a placement without its seconds; make it by placed_whole")
                 if placement.seconds < least_s:
                     least_s, proposed[i], budgets[i] = placement.seconds, placement, replace(budgets[i], last=placement)
         i = min(proposed, key=lambda i: proposed[i].seconds, default=-1)

@@ -21,7 +21,7 @@ from oallama.planner.policies.registry import MemoryBudget, policy
 from oallama.planner.problem import SMALLEST_UBATCH, Problem, costs_of
 from oallama.planner.slicer import N_VALUES, SlicePlan, may_follow
 from oallama.planner.transfers import Transfers
-from oallama.planner.whole import exchange, search
+from oallama.planner.whole import search, swap_operators
 
 Sides = tuple[tuple[bool, ...], int]
 """(which operators are on the device, first_device_layer)."""
@@ -168,7 +168,7 @@ class SliceSearch:
                 if 0 < share <= 1:
                     by_share[share] = yield from look(filled(share))
             for share in {1.0, best_share()}:  # the whole budget, as in policy `oato`
-                yield from look(exchange(costs, operators, self._budget(share), by_share[share].whole))
+                yield from look(swap_operators(costs, operators, self._budget(share), by_share[share].whole))
         trials[:0] = [_uncut(trial) for trial in trials]
         placement = attention(costs, operators)
         if whole_bytes(operators, placement.on_device) <= budget.operator_bytes(0):
@@ -276,7 +276,7 @@ def _with_hot(decision: VerifiedPlan, is_auto: bool) -> VerifiedPlan:
 def hot_fault(problem: Problem) -> str:
     """Why policy experts cannot be used; "" if it can."""
     routing = problem.routing
-    if all(operator.op != "MUL_MAT_ID" for operator in problem.operators):
+    if all(not operator.routed for operator in problem.operators):
         return f"policy {EXPERTS} needs a model with experts; use scheinfer"
     if may_follow(problem):
         return ""
@@ -284,14 +284,11 @@ def hot_fault(problem: Problem) -> str:
     if routing is None:
         return f"policy {EXPERTS} needs expert counts, which this model lacks; {count}"
     if not expert_use(routing):
-        return (
-            f"policy {EXPERTS} needs expert counts from more than one recording, which this model lacks; "
-            f"{count}, or count again with --refresh"
-        )
+        return f"policy {EXPERTS} needs expert counts from several recordings, which this model lacks; {count}"
     return ""
 
 
-NOTHING = "no whole or split operator is predicted to be faster there"
+NO_GAIN = "no whole or split operator is predicted to be faster there"
 
 
 @policy(
@@ -299,20 +296,20 @@ NOTHING = "no whole or split operator is predicted to be faster there"
     "also weights streamed to the device",
     streams=True,
     slices_alone=True,
-    reason=NOTHING,
+    reason=NO_GAIN,
     finish=_simplest,
 )
 def scheinfer(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     return SliceSearch(problem, budget, streams=True, hot=False).best()
 
 
-@policy("split", "also operators split between CPU and device", slices_alone=True, reason=NOTHING)
+@policy("split", "also operators split between CPU and device", slices_alone=True, reason=NO_GAIN)
 def split(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     return SliceSearch(problem, budget, streams=False, hot=False).best()
 
 
 @policy(
-    EXPERTS, "also the most used experts on the device", streams=True, slices_alone=True, reason=NOTHING,
+    EXPERTS, "also the most used experts on the device", streams=True, slices_alone=True, reason=NO_GAIN,
     finish=_with_hot,
 )  # fmt: skip
 def experts(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:

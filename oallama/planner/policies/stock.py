@@ -70,7 +70,7 @@ def stock_fit(costs: Costs, operators: Sequence[Operator], budget: OperatorBudge
     """The placement with its seconds over the passes of `costs`."""
     n_layer = costs.graph.n_layer
     whole = layers(costs, budget)
-    experts = [operator.op == "MUL_MAT_ID" for operator in operators]
+    experts = [operator.routed for operator in operators]
     if whole.first_device_layer == 0 or not any(experts):
         return whole
     layer_of = costs.graph.operator_layer
@@ -150,7 +150,7 @@ def _without_experts(problem: Problem, n_layers: int) -> Placement | None:
     """Everything on the device except the experts of the first layers; None if the model has no experts, or the device
     cannot compute the other operators."""
     operators, kernels = problem.operators, problem.kernels
-    hosted = [o.op == "MUL_MAT_ID" and o.layer is not None and o.layer < n_layers for o in operators]
+    hosted = [o.routed and o.layer is not None and o.layer < n_layers for o in operators]
     on_device = [operator for operator, on_host in zip(operators, hosted, strict=True) if not on_host]
     if not any(hosted) or any(kernels.on_device(operator) is None for operator in on_device):
         return None
@@ -277,6 +277,6 @@ cpu = register(
         "cpu", "nothing on the device", lambda p, request: on_cpu(p, request.workload, request.phase), uses_device=False
     )
 )
-FIT = register(Policy("fit", "llama.cpp's own --fit", _fit, by_llama_cpp=True, attention="on")).name
+FIT = register(Policy("fit", "llama.cpp's own --fit", _fit, by_llama_cpp=True, keeps_ubatch=True, attention="on")).name
 stock = register(Policy("stock", "the fastest options of stock llama.cpp", _strongest))
 STOCK = stock.name

@@ -28,7 +28,7 @@ def stock_over(problem: Problem, workload: Workload) -> VerifiedPlan | None:
     """--fit's placement over the problem's devices; None if it uses fewer than two of them, or does not fit."""
     operators, graph, n_layers = problem.operators, problem.graph, problem.graph.n_layer + 1
     memories = [empty_memory(device, workload) for device in problem.devices]
-    experts = [operator.op == "MUL_MAT_ID" for operator in operators]
+    experts = [operator.routed for operator in operators]
 
     def n_bytes(begin: int, end: int, with_experts: bool) -> int:
         first, last = graph.operators_of((begin, end))

@@ -16,8 +16,8 @@ from oallama.plan.plan import Plan
 
 
 def release(held: ExitStack) -> None:
-    """Free what a load holds, in reverse order. Ctrl-C is delayed until the end: an RPC server that is left before its
-    buffers are freed takes this process with it."""
+    """Free what a load holds, in reverse order. Ctrl-C is delayed until the end: ggml aborts this process if the
+    connection to an RPC server is closed before its buffers are freed."""
     with held_interrupt():
         held.close()
 

@@ -1,5 +1,5 @@
-"""`python -m oallama.run.launch PROGRAM ARGUMENT…`: asks Linux to kill this process when the thread that started it
-ends, then replaces itself by the program (exec keeps the request)."""
+"""`python -m oallama.run.die_with_parent PROGRAM ARGUMENT…`: asks Linux to kill this process when the thread that
+started it ends, then replaces itself by the program (exec keeps the request)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def with_us(command: Sequence[str], environment: Mapping[str, str]) -> tuple[lis
     """Command and environment that start a program so that it ends with this thread."""
     from ggml_bridge.child import PARENT_VARIABLE, python_module
 
-    return [*python_module("oallama.run.launch"), *command], {**environment, PARENT_VARIABLE: str(os.getpid())}
+    return [*python_module("oallama.run.die_with_parent"), *command], {**environment, PARENT_VARIABLE: str(os.getpid())}
 
 
 def main(command: list[str]) -> None:
     """Raises OSError if the program cannot be run."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would say where it was
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # else Python prints a traceback
     from ggml_bridge.child import PARENT_VARIABLE, die_with_parent
 
     die_with_parent()
