@@ -286,8 +286,8 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
 
     If experts follow the conversation, the device fetches and computes some misses, as many as the link brings while
     the CPU computes the others. Of a token with few misses the CPU computes some hits, so that both sides end together.
-    For several tokens the device computes no spare rows, in several launches, behind each of which its rows come back.
-    For one token it computes as many rows as may be hits; a spare row reads a hit's expert once more.
+    For several tokens the device computes no spare rows. It takes several launches, and copies the rows of each back
+    before the next. For one token it computes as many rows as may be hits; a spare row reads a hit's expert once more.
     """
     rows = n_outputs if kind.outputs_only else n_tokens
     if rows <= 0:
@@ -297,7 +297,6 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     packed = use.follows and rows > 1
     copies = _hot_copies(kind, rates, n_hot, rows, miss, packed, n_rows)
     staged_out_s, launch_s = copies.staged_out_s, copies.launch_s + copies.staged_in_s
-    fetch = _expert_fetch(kind, rates)
 
     def times_of(cpu_s: float, gpu_s: float, more_s: float = 0.0) -> BlockTimes:
         late = copies._replace(join_s=copies.join_s + more_s)
@@ -307,6 +306,8 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
         misses = _MissesOfBatch(kind, rates, n_hot, rows, miss)
         both = misses.shared(staged_out_s) if packed else (misses.cpu_s, kind.gemms.gpu_s(n_rows / n_used, rows))
         return times_of(*both)
+
+    fetch = _expert_fetch(kind, rates)
 
     def sides(by_cpu: int, fetched: int) -> tuple[float, float]:
         """(seconds of the thread: requests and its rows; of the device's rows after their fetches)."""
@@ -382,6 +383,7 @@ class _MissesOfBatch:
         """miss: share of the rows that miss."""
         self._kind, self._rates, self._n_hot, self._rows, self._miss = kind, rates, n_hot, rows, miss
         mul_mat, use = kind.gemms[0].mul_mat, kind.use or experts_alike(kind.n_expert)
+        self._linear, self._fetch = kind.gemms.at(rows), _expert_fetch(kind, rates)
         self._expert_s = kind.gemms.at(1).cpu_linear_s / mul_mat.n_expert_used
         self._remaining = use.misses_by_rows(mul_mat, n_hot, rows) if miss > 0 else [(0.0, 0.0)]
         self._n_idle = n_hot - sum(use.used(mul_mat, rows)[:n_hot])  # slots whose experts the batch does not use
@@ -392,8 +394,8 @@ class _MissesOfBatch:
         and of multiplying."""
         if n_experts <= 0:
             return 0.0
-        linear = self._kind.gemms.at(self._rows)
-        return linear.cpu_alpha_s + max(of_rows * self._miss * linear.cpu_linear_s, n_experts * self._expert_s)
+        multiplying_s = of_rows * self._miss * self._linear.cpu_linear_s
+        return self._linear.cpu_alpha_s + max(multiplying_s, n_experts * self._expert_s)
 
     def shared(self, staged_out_s: float) -> tuple[float, float]:
         """(seconds of the thread: requests and the CPU's rows; of the device) with the number of fetched experts with
@@ -403,14 +405,14 @@ class _MissesOfBatch:
 
     def _sides(self, n_experts: float, of_rows: float) -> tuple[float, float]:
         """The same if the CPU computes n_experts experts with of_rows of the rows that miss."""
-        kind, rates, fetch = self._kind, self._rates, _expert_fetch(self._kind, self._rates)
+        kind, rates, linear, fetch = self._kind, self._rates, self._linear, self._fetch
         cpu_s, n_fetched = self._cpu_s(n_experts, of_rows), self._remaining[0][0] - n_experts
         rows_s = kind.gemms.gpu_s(1.0 - of_rows * self._miss, self._rows)
         if n_fetched <= 0:
             return cpu_s, rows_s
         half = max(1.0, min(n_fetched, max(self._n_idle, (self._n_hot + 1) / 2)) / 2)
         waits = half > self._n_idle  # for hits in the slots that are replaced
-        n_more, linear = n_fetched / half + 2 * waits, kind.gemms.at(self._rows)  # launches
+        n_more = n_fetched / half + 2 * waits  # launches
         first_s = waits * kind.gemms.gpu_s(1.0 - self._miss, self._rows) * half / self._n_hot
         last_s = (1.0 - of_rows) * self._miss * linear.gpu_linear_s * min(1.0, half / n_fetched)
         thread_s = n_fetched * fetch.request_s + n_more * (rates.transfer.launch_issue_s + rates.issue_s)

@@ -90,9 +90,9 @@ int emulated_mul_mat_seconds(int32_t type, int64_t k, int64_t n, int64_t e, int6
 
 // cdef end
 
-// What GGML_BACKEND_PATH, or OALLAMA_EXTRA_BACKENDS of libggml-oallama, calls: ggml_backend_reg_t, the same for every
-// call, or NULL, the first time with one sentence on stderr. The devices' parameters are in the file that
-// OALLAMA_EMULATED names.
+// The entry point of a library that GGML_BACKEND_PATH or OALLAMA_EXTRA_BACKENDS names. Returns the same
+// ggml_backend_reg_t for every call, or NULL, the first time with one sentence on stderr. The devices' parameters are
+// in the file that OALLAMA_EMULATED names.
 void * ggml_backend_init(void);
 
 #ifdef __cplusplus

@@ -133,7 +133,7 @@ std::vector<ExpertTable::Move> Exchange::choose_fetched(const std::shared_ptr<Ex
         rows.push_back(rows.back() + n);
     }
     const auto   n_chosen = static_cast<int64_t>(chosen.size());
-    const auto   n_slots  = table->expert_in().size();
+    const auto   n_slots  = table->n_slots();
     const double idle_s   = std::chrono::duration<double>(stream_.idle() - chosen_at_).count();
     double       least_s  = 0.0;
     size_t       n        = 0;

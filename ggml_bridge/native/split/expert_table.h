@@ -47,6 +47,8 @@ class ExpertTable {
     // The weights, for as long as one of them is not freed; empty afterwards.
     std::vector<const SplitWeight *> weights() const;
 
+    size_t n_slots() const { return expert_in_.size(); }
+
     // Counts what a batch uses, [n_used, n_tokens].
     void count(const std::vector<int32_t> & chosen, int64_t n_used);
 

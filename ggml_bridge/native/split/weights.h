@@ -27,8 +27,7 @@ enum Side : int {
     side_host   = 0, // CC: stored and computed on the host
     side_stream = 1, // CG: stored in host memory, copied to the ring, computed on the device
     side_device = 2, // GG: stored and computed on the device
-    side_prime =
-        3, // CG': the elements of CC, streamed like CG, for the last n_g tokens of a batch; hot experts come from it
+    side_prime  = 3, // CG': the elements of CC, streamed like CG, for the last n_g tokens; experts are fetched from it
 };
 
 constexpr int n_sides = 4;

@@ -62,7 +62,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What a policy plans with: prices of the workload, and the memory that the device has for it."""
+    """Input of a policy: prices of the workload, and the device's memory."""
 
     request: Request
     workload: Workload  # its micro-batch may be smaller than the requested one
@@ -131,10 +131,10 @@ EXTENSIONS = "oallama.policies"
 
 def find_policy(name: str) -> Policy | None:
     """The policy of this name; imports the package that offers it. Raises UsageError if that fails."""
-    if name not in POLICIES and load_offered(EXTENSIONS, name) is not None and name not in POLICIES:
-        raise UsageError(
-            f"the package that offers policy {name} registers none of that name; name its @policy {name!r}"
-        )
+    if name not in POLICIES:
+        is_offered = load_offered(EXTENSIONS, name) is not None
+        if is_offered and name not in POLICIES:
+            raise UsageError(f"the package that offers policy {name} does not register it; name its @policy {name!r}")
     return POLICIES.get(name)
 
 
