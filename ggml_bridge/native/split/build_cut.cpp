@@ -7,8 +7,18 @@ namespace oallama {
 
 void CutBuilder::emit_sides(int i) {
     const Value & v = build_.value(i);
+    if (v.state == State::partial && is_weighting(build_.graph->nodes[i])) {
+        weighting_ = i;
+        sum_       = find_sum(build_.graph, i);
+        sum_       = sum_ >= 0 && build_.value(sum_).state == State::partial ? sum_ : -1;
+    }
     for (const Side side : all_sides) {
-        if (has(v, side)) {
+        if (!has(v, side)) {
+            continue;
+        }
+        if (side == side_host && i <= sum_) { // one pass for all steps: each alone is as long
+            build_.sides(i)[side] = i == sum_ ? weighted_sum() : nullptr;
+        } else {
             build_.sides(i)[side] = is_mul_mat(build_.graph->nodes[i]->op) ? mul_mat(i, side) : elementwise(i, side);
         }
     }
@@ -101,6 +111,41 @@ ggml_tensor * CutBuilder::elementwise(int i, Side side) {
                                                     : build_.mirrored_on(side, i, s, {}, begin_of(v, side), n);
     }
     return out;
+}
+
+namespace {
+
+// dst[t] = the sum over r of rows[t][r] times weights[t][r], in the order of ggml's own steps.
+void add_weighted(ggml_tensor * dst, int ith, int nth, void * /*data*/) {
+    const ggml_tensor * rows    = dst->src[0];
+    const ggml_tensor * weights = dst->src[1];
+    const int64_t       n       = dst->ne[0];
+    for (int64_t t = dst->ne[1] * ith / nth; t < dst->ne[1] * (ith + 1) / nth; t++) {
+        auto * sum = reinterpret_cast<float *>(static_cast<char *>(dst->data) + static_cast<size_t>(t) * dst->nb[1]);
+        for (int64_t r = 0; r < rows->ne[1]; r++) {
+            const auto * row    = reinterpret_cast<const float *>(static_cast<const char *>(rows->data) +
+                                                               static_cast<size_t>(r) * rows->nb[1] +
+                                                               static_cast<size_t>(t) * rows->nb[2]);
+            float        weight = 0.0F;
+            std::memcpy(&weight,
+                        static_cast<const char *>(weights->data) + static_cast<size_t>(r) * weights->nb[1] +
+                            static_cast<size_t>(t) * weights->nb[2],
+                        sizeof weight);
+            for (int64_t j = 0; j < n; j++) {
+                sum[j] = r == 0 ? row[j] * weight : sum[j] + row[j] * weight;
+            }
+        }
+    }
+}
+
+} // namespace
+
+ggml_tensor * CutBuilder::weighted_sum() {
+    ggml_tensor * rows   = build_.side_of(build_.inside(weighting_, 0), side_host);
+    const Tokens  tokens = tokens_of(build_.value(weighting_), side_host);
+    ggml_tensor * args[] = {rows, build_.mirrored_on(side_host, weighting_, 1, tokens)};
+    return ggml_custom_4d(build_.ctx(), GGML_TYPE_F32, rows->ne[0], rows->ne[2], 1, 1, args, 2, add_weighted,
+                          GGML_N_TASKS_MAX, nullptr);
 }
 
 ggml_tensor * CutBuilder::slot_of(int i, const SplitWeight & weight, Side side) {

@@ -26,6 +26,9 @@ class CutBuilder {
     // them added.
     ggml_tensor * elementwise(int i, Side side);
 
+    // The host's part of a sum over experts: its rows of all ranks, weighted and added up.
+    ggml_tensor * weighted_sum();
+
     // A weight's CG or CG' in a slot of the ring, which its data pointer is set to when its turn has come.
     ggml_tensor * slot_of(int i, const SplitWeight & weight, Side side);
 
@@ -44,6 +47,8 @@ class CutBuilder {
 
     Build &           build_;
     ResidentBuilder & resident_;
+    int               weighting_ = -1; // of the sum over experts at hand
+    int               sum_       = -1; // its last node; all nodes between are its steps
 };
 
 } // namespace oallama

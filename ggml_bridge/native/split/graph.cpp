@@ -35,6 +35,16 @@ bool is_empty(const ggml_tensor * tensor) {
     return std::find(std::begin(tensor->ne), std::end(tensor->ne), 0) != std::end(tensor->ne);
 }
 
+bool is_weighting(const ggml_tensor * op) {
+    if (op->op != GGML_OP_MUL) {
+        return false;
+    }
+    const ggml_tensor * experts = op->src[0];
+    const ggml_tensor * weights = op->src[1];
+    return weights->type == GGML_TYPE_F32 && weights->ne[0] == 1 && weights->ne[1] == experts->ne[1] &&
+           weights->ne[2] == experts->ne[2] && weights->ne[3] == 1 && experts->ne[3] == 1;
+}
+
 namespace {
 
 // Element-wise operations that keep a cut along ne[0].
@@ -59,17 +69,6 @@ bool is_half_view(const ggml_tensor * view, const ggml_tensor * whole) {
            std::equal(view->nb, view->nb + GGML_MAX_DIMS, whole->nb) &&
            (view->view_offs == whole->view_offs ||
             view->view_offs == whole->view_offs + static_cast<size_t>(view->ne[0]) * whole->nb[0]);
-}
-
-// Results of the experts that each token uses, [n, n_used, n_tokens], times the routing weights, [1, n_used, n_tokens].
-bool is_weighting(const ggml_tensor * op) {
-    if (op->op != GGML_OP_MUL) {
-        return false;
-    }
-    const ggml_tensor * experts = op->src[0];
-    const ggml_tensor * weights = op->src[1];
-    return weights->type == GGML_TYPE_F32 && weights->ne[0] == 1 && weights->ne[1] == experts->ne[1] &&
-           weights->ne[2] == experts->ne[2] && weights->ne[3] == 1 && experts->ne[3] == 1;
 }
 
 // The results of one rank of all tokens' experts, [n, n_tokens], as llama.cpp views them to add them up.
@@ -253,8 +252,8 @@ bool is_read_once(const ggml_cgraph * graph, int i) {
     return n_readers == 1 && !read_outside(graph, i);
 }
 
-// The node that ends the sum over ranks of a weighting's result, if no other node reads that result; else -1. All nodes
-// between are steps of the sum.
+} // namespace
+
 int find_sum(const ggml_cgraph * graph, int weighting) {
     const ggml_tensor * experts = graph->nodes[weighting];
     const int64_t       n_steps = 2 * experts->ne[1]; // the weighting, a view of each rank, and one addition less
@@ -278,6 +277,8 @@ int find_sum(const ggml_cgraph * graph, int weighting) {
     }
     return static_cast<int>(last);
 }
+
+namespace {
 
 //
 // values

@@ -51,6 +51,10 @@ const SliceSpec * planned(const ggml_tensor * weight);
 // as many bytes as the plan's `sum`.
 bool are_many(const ggml_tensor * experts, const ggml_tensor * weight);
 
+// Whether this multiplies results of the experts that each token uses, [n, n_used, n_tokens], by the routing weights,
+// [1, n_used, n_tokens].
+bool is_weighting(const ggml_tensor * op);
+
 // Whether a tensor lies in host memory. What llama.cpp has not allocated yet does not.
 bool is_on_host(const ggml_tensor * tensor);
 
@@ -143,6 +147,10 @@ inline bool has(const Value & v, Side side) {
 
 // The last node before `before` that is this tensor; -1: none, it comes from outside.
 int find_node(const ggml_cgraph * graph, const ggml_tensor * tensor, int before);
+
+// The node that ends the sum over ranks of a weighting's result, if no other node reads that result; else -1. All nodes
+// between are steps of the sum.
+int find_sum(const ggml_cgraph * graph, int weighting);
 
 // The first of its weights that are streamed, at least in batches of some sizes; NULL: there is none.
 const ggml_tensor * first_streamed(const ggml_cgraph * graph);
