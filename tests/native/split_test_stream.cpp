@@ -117,12 +117,13 @@ void check_experts_ahead() {
 
 // Which experts a batch is likely to use, by those that batches before it used.
 void check_odds() {
-    oallama::ExpertOdds odds(32);
+    check(!oallama::ExpertOdds(32, 0).likely(512)[0], "nothing is likely before it is known how many a token uses");
+    oallama::ExpertOdds odds(32, 2);
     const auto          n_likely = [&](int64_t n_tokens) {
         const std::vector<bool> likely = odds.likely(n_tokens);
         return std::count(likely.begin(), likely.end(), true);
     };
-    check(n_likely(512) == 0, "nothing is likely before anything was counted");
+    check(n_likely(512) == 32 && n_likely(1) == 0, "before anything was counted, all are alike");
     std::vector<int32_t> chosen;
     for (int32_t token = 0; token < 128; token++) { // the first eight, and one use of each of the others
         chosen.push_back(token % 8);

@@ -93,7 +93,7 @@ void DeviceSide::place_streamed(Program & program, size_t slot) {
         for (const Streamed & streamed : phase.streamed) {
             parts.push_back(streamed.part);
         }
-        phase.block = stream(program.stream).block(parts);
+        phase.block = stream(program.stream).block(parts, phase.n_used);
     }
     for (const Phase & phase : program.phases) { // the ring may have moved while it grew
         for (size_t i = 0; i < phase.streamed.size(); i++) {

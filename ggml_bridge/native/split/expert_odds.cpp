@@ -15,8 +15,8 @@ constexpr double spread_experts = 32;
 
 } // namespace
 
-ExpertOdds::ExpertOdds(int64_t n_expert)
-    : spread_(std::max(least_spread, spread_experts / static_cast<double>(n_expert))),
+ExpertOdds::ExpertOdds(int64_t n_expert, int64_t n_used)
+    : spread_(std::max(least_spread, spread_experts / static_cast<double>(n_expert))), n_used_(n_used),
       uses_(static_cast<size_t>(n_expert)) {}
 
 void ExpertOdds::count(const std::vector<int32_t> & chosen, int64_t n_used) {

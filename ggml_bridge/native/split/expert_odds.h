@@ -13,17 +13,18 @@ namespace oallama {
 
 class ExpertOdds {
   public:
-    explicit ExpertOdds(int64_t n_expert);
+    // n_used: experts of each token; 0: not known before some are counted, and none is likely.
+    ExpertOdds(int64_t n_expert, int64_t n_used);
 
     // Tokens of a batch were routed to these experts, n_used each.
     void count(const std::vector<int32_t> & chosen, int64_t n_used);
 
-    // By expert, whether a batch of so many tokens is as likely to use it as not; none before anything was counted.
+    // By expert, whether a batch of so many tokens is as likely to use it as not.
     std::vector<bool> likely(int64_t n_tokens) const;
 
   private:
     double              spread_; // shape of the gamma distribution
-    int64_t             n_used_   = 0;
+    int64_t             n_used_;
     double              n_tokens_ = 0.0; // counted
     std::vector<double> uses_;           // by expert
 };

@@ -62,7 +62,7 @@ Stream::~Stream() {
     free_ring();
 }
 
-StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
+StreamBlock * Stream::block(const std::vector<StreamedPart> & parts, int64_t n_used) {
     std::vector<std::pair<uint64_t, Side>> key;
     for (const auto & [weight, side] : parts) {
         key.emplace_back(weight->id(), side);
@@ -73,7 +73,7 @@ StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
         block->ctx      = new_context(2 * static_cast<int64_t>(parts.size()));
         block->parts    = parts;
         block->n_expert = experts_of(parts);
-        block->odds     = ExpertOdds(static_cast<int64_t>(block->n_expert));
+        block->odds     = ExpertOdds(static_cast<int64_t>(block->n_expert), n_used);
         for (const auto & [weight, side] : parts) {
             ggml_tensor * part = weight->new_tensor(block->ctx.get(), side);
             const size_t  size = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), part);
@@ -86,6 +86,10 @@ StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
                                                    : nullptr);
             block->bytes += padded(size);
         }
+        if (made_ != nullptr && made_->next == nullptr) {
+            made_->next = block.get();
+        }
+        made_ = block.get();
         found = blocks_.emplace(std::move(key), std::move(block)).first;
     }
     StreamBlock & block   = *found->second;
@@ -190,6 +194,8 @@ size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts
         check_experts(*experts, block.parts[0].first->slice());
         block.odds.count(*experts, n_used);
     }
+    block.repeats = experts != nullptr && *experts == experts_;
+    experts_      = experts == nullptr ? std::vector<int32_t>() : *experts;
     if (last_ != nullptr) {
         last_->next = &block;
     }
@@ -199,12 +205,12 @@ size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts
         slot = next_slot();
         take(block, slot);
     }
-    last_slot_                 = slot;
-    std::vector<bool> & wanted = slots_[slot].wanted;
-    wanted.assign(block.n_expert, experts == nullptr);
-    for (size_t i = 0; experts != nullptr && i < experts->size(); i++) {
-        wanted[static_cast<size_t>((*experts)[i])] = true;
+    last_slot_ = slot;
+    needed_.assign(block.n_expert, experts == nullptr);
+    for (const int32_t expert : experts_) {
+        needed_[static_cast<size_t>(expert)] = true;
     }
+    slots_[slot].wanted = needed_;
     copy(slot, Time::max());
     return slot;
 }
@@ -224,12 +230,14 @@ void Stream::prefetch(size_t busy, int64_t n_tokens, Time until) {
     std::vector<size_t> kept  = {busy};
     const StreamBlock * after = last_;
     size_t              slot  = last_slot_;
+    bool                known = true; // whether the next block needs the same experts as the last one
     for (size_t n = 0; n < slots_.size() && after != nullptr && after->next != nullptr; n++) {
         StreamBlock & next             = *after->next;
         const size_t  found            = find(next);
         after                          = &next;
         slot                           = found == no_slot ? slot_after(slot) : found;
-        const std::vector<bool> wanted = next.likely(n_tokens);
+        known                          = known && next.repeats && next.n_expert == needed_.size();
+        const std::vector<bool> wanted = known ? needed_ : next.likely(n_tokens);
         if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) {
             continue;
         }

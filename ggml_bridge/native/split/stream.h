@@ -5,11 +5,13 @@
 // that any two blocks that fit together can alternate. Blocks take the slots in turn, and a block always begins at the
 // same address of a slot: CUDA captures a graph only if its tensors have not moved since the last launch.
 //
-// The next block is learned from the order of requests, which is cyclic: the last layer of a token is followed by the
-// first layer of the next one. The copy of the next block begins as soon as a slot is free, across layers and across
-// the attention between them, so that the link idles only when the ring is full. Of experts, those that the batch is
-// likely to use are copied ahead (expert_odds.h); once the router has chosen, missing ones follow, and those that are
-// neither needed nor requested yet are left out.
+// The next block is at first the one that was made next, as graphs are prepared in the order of their layers, then
+// learned from the order of requests, which is cyclic: the last layer of a token is followed by the first layer of the
+// next one. The copy of the next block begins as soon as a slot is free, across layers and across the attention between
+// them, so that the link idles only when the ring is full. Of experts, those that the batch is likely to use are copied
+// ahead (expert_odds.h); once the router has chosen, missing ones follow, and those that are neither needed nor
+// requested yet are left out. So it is for further blocks that use the same experts: what these miss would wait for all
+// that is requested meanwhile.
 //
 // A device has one copy engine per direction, and no copy is interrupted: an activation that is sent during a copy of
 // weights waits for its end. So weights are requested in pieces, between which other copies pass, and only as many
@@ -130,8 +132,9 @@ struct StreamBlock {
     std::vector<ggml_tensor *> tail_tensors; // NULL: there is none
     size_t                     bytes    = 0;
     size_t                     n_expert = 1;       // of every part; 1: they are copied whole
-    StreamBlock *              next     = nullptr; // the block that was requested after it the last time
-    ExpertOdds                 odds     = ExpertOdds(1);
+    StreamBlock *              next     = nullptr; // the block that was requested after it the last time, or made
+    bool                       repeats  = false;   // whether its experts were those of the block before it
+    ExpertOdds                 odds     = ExpertOdds(1, 0);
 
     // The experts that a batch of so many tokens is likely to need.
     std::vector<bool> likely(int64_t n_tokens) const {
@@ -165,8 +168,9 @@ class Stream {
     Stream(const Stream &)             = delete;
     Stream & operator=(const Stream &) = delete;
 
-    // The block of these parts; grows the ring if it does not fit. Throws OALLAMA_NO_MEMORY.
-    StreamBlock * block(const std::vector<StreamedPart> & parts);
+    // The block of these parts; grows the ring if it does not fit. n_used: experts of each token, if parts of some
+    // experts are copied. Throws OALLAMA_NO_MEMORY.
+    StreamBlock * block(const std::vector<StreamedPart> & parts, int64_t n_used);
 
     // Gives a device tensor the bytes of a block in a slot from `at` on.
     void bind(ggml_tensor * tensor, const StreamBlock & block, size_t slot, size_t at) const;
@@ -236,8 +240,11 @@ class Stream {
     size_t                ring_bytes_ = 0;
     std::vector<Slot>     slots_;
     std::vector<EventPtr> copied_;              // by slot, where the device has events
+    StreamBlock *         made_      = nullptr; // the block that was made last
     StreamBlock *         last_      = nullptr; // the block that was acquired last
     size_t                last_slot_ = no_slot; // its slot
+    std::vector<int32_t>  experts_;             // that it needs, of each token; empty: all
+    std::vector<bool>     needed_;              // by expert
     bool                  events_    = false;
     StreamSpec            spec_;
     Time                  idle_; // when the link has done all requests, at the planned speed
