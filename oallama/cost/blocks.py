@@ -37,6 +37,12 @@ SUM_BYTES = 256 * KIB
 side's results of a token's experts before it joins them."""
 
 
+def weighed_bytes(n_used: int, n_embd: int) -> int:
+    """Bytes of memory traffic per token to weight the results of n_used experts, n_embd elements each, and to add them
+    up, as ggml does: one after another."""
+    return (2 * n_used + 3 * (n_used - 1)) * n_embd * F32
+
+
 Gate = Literal["none", "apart", "fused"]
 """An FFN's gate: none, a separate weight, or fused with up in one weight."""
 
@@ -64,6 +70,7 @@ class SplitBlock:
     biases: int = 0  # elements of biases of one expert; if not 0, the block may have hot experts but no slices
     chunk: int | None = None  # most tokens that are computed at a time; None: a whole micro-batch
     relation: Relation = ""
+    after: int = 0  # bytes of memory traffic per token that follow the join of experts' results (experts_bytes)
 
     @property
     def begins_phase(self) -> bool:
@@ -79,6 +86,14 @@ class SplitBlock:
         they are joined one by one."""
         saved = (self.returned - self.returned // self.summed) * n_batch * F32
         return self.summed if saved >= SUM_BYTES else 1
+
+    def weighed_bytes(self, n_batch: int) -> tuple[int, int]:
+        """(bytes of memory traffic per token for the host, for the device, each time) to weight results of experts and
+        add them up before the join; 0 if they are joined one by one. The host does it in one pass."""
+        if self.n_summed(n_batch) == 1:
+            return 0, 0
+        n_embd = self.returned // self.summed
+        return (self.summed + 1) * n_embd * F32, weighed_bytes(self.summed, n_embd)
 
     def upload_bytes(self, gg: int, n_tokens: int, n_batch: int | None = None) -> int:
         """Bytes sent for n_tokens tokens of a batch of n_batch (None: n_tokens), with the routing weights if experts'
@@ -122,6 +137,16 @@ def chunk_of(operator: Operator) -> int | None:
     """Most tokens that the split back end computes at a time; None: a whole micro-batch. Only the output has chunks,
     unless it has a bias."""
     return LOGITS_CHUNK if operator.role == "output" and not operator.biased else None
+
+
+def experts_bytes(operator: Operator) -> int:
+    """Bytes of memory traffic per token of what llama.cpp computes with results of experts: their biases are added, and
+    those of the last mul-mat are weighted and added up. 0 of an operator without experts."""
+    if not operator.routed:
+        return 0
+    n_used, n_results = operator.n_expert_used, operator.shape[1]
+    biases = 2 * n_used * n_results * F32 if operator.biased else 0
+    return biases + (weighed_bytes(n_used, n_results) if _reads_hidden(operator) else 0)
 
 
 def is_router(operator: Operator) -> bool:
@@ -242,6 +267,7 @@ def ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlo
         biases_each=sum(map(_sent_bias, first)),
         summed=used,
         biases=sum(operators[i].shape[1] for i in members) if biased else 0,
+        after=experts_bytes(down),
     )
 
 
@@ -335,6 +361,7 @@ def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
         biases_each=0 if through_k else int(_sent_bias(operator)),
         summed=operator.n_expert_used if through_k else 1,
         chunk=chunk_of(operator),
+        after=experts_bytes(operator),
     )
 
 

@@ -1,9 +1,9 @@
 """Seconds of mul-mats, and of a layer's non-matmul work, from a profile.
 
 A profile holds each distinct mul-mat at a few batch sizes. Between two of them the time is assumed to be linear in
-n_tokens, above the largest to continue with the last slope. A share s of a weight takes α + s·(t - α) (ScheInfer
+n_tokens, above the largest in proportion to it: by then kernels multiply all the time. A share s of a weight takes α + s·(t - α) (ScheInfer
 Eq. 3): α is the time of a mul-mat of size 0, fitted over the shapes that were timed at one batch size. The non-matmul
-work of a layer is norms, rope, KV write, attention, GLU and adds.
+work of a layer is norms, rope, KV write, attention, GLU and adds; adding up the results of experts is priced with them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import pairwise
 from oallama.core.errors import ProfileError
 from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, DecodeStep, MulMat, Operator
+from oallama.cost.blocks import experts_bytes
 from oallama.cost.experts import share_of_step
 from oallama.cost.passes import Pass
 from oallama.profile.fit import fit_linear
@@ -31,16 +32,16 @@ ONE_TOKEN = DecodeStep()
 
 
 def interpolate(curve: Curve, n_tokens: int) -> float:
-    """Seconds at n_tokens on a curve: linear between points, constant below the first, last slope above the last."""
+    """Seconds at n_tokens on a curve: linear between points, constant below the first, in proportion to n_tokens above
+    the last."""
     first_n, first_s = curve[0]
-    if n_tokens <= first_n or len(curve) == 1:
-        return first_s if n_tokens <= first_n else first_s * n_tokens / first_n
+    if n_tokens <= first_n:
+        return first_s
     for (n0, s0), (n1, s1) in pairwise(curve):
         if n_tokens <= n1:
             return s0 + (s1 - s0) * (n_tokens - n0) / (n1 - n0)
-    (n0, s0), (n1, s1) = curve[-2], curve[-1]
-    slope = max(0.0, (s1 - s0) / (n1 - n0))
-    return s1 + slope * (n_tokens - n1)
+    last_n, last_s = curve[-1]
+    return last_s * n_tokens / last_n
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Kernels:
             key: _of_step(tuple(sorted(seconds_at.items())), key[-1], step, gaps) for key, seconds_at in points.items()
         }
         alphas = _alphas(curves)
+        self._s_per_byte = seconds_per_byte(profile, CPU_DEVICE), seconds_per_byte(profile, profile.device)
         self._on_host: dict[MulMat, dict[str, Kernel]] = {}
         self._on_device: dict[MulMat, Kernel] = {}
         for (device, layout, mul_mat), curve in sorted(curves.items(), key=lambda item: item[0][1]):
@@ -94,6 +96,20 @@ class Kernels:
     def on_device(self, operator: Operator) -> Kernel | None:
         """The kernel on the device; None if it cannot compute the operator, or without a device."""
         return self._on_device.get(operator.mul_mat)
+
+    def after_experts_s(self, operator: Operator) -> tuple[float, float]:
+        """Seconds per token, on the CPU and on the device, of what follows a mul-mat of experts (blocks.experts_bytes);
+        0 after any other."""
+        n_bytes = experts_bytes(operator)
+        on_cpu, on_device = self._s_per_byte
+        return n_bytes * on_cpu, n_bytes * on_device
+
+
+def seconds_per_byte(profile: Profile, device: str | None) -> float:
+    """Seconds that a device takes to read or write a byte of its memory, at the fastest rate at which it read weights;
+    0 if it was not timed."""
+    fastest_gb_per_s = max((case.gb_per_s for case in profile.cases if case.device == device), default=0.0)
+    return 1 / (fastest_gb_per_s * 1e9) if fastest_gb_per_s else 0.0
 
 
 def _of_step(curve: Curve, mul_mat: MulMat, step: DecodeStep, gaps: Sequence[float]) -> Curve:

@@ -23,6 +23,7 @@ from oallama.core.types import CPU_DEVICE
 from oallama.core.units import KIB, MIB
 from oallama.cost.blocks import F32
 from oallama.cost.graph import DeviceCopies
+from oallama.cost.kernels import seconds_per_byte
 from oallama.cost.passes import Pass
 from oallama.profile.fit import fit_linear
 
@@ -212,11 +213,12 @@ class SliceRates:
 
     weights: LinearFit  # the link over which CG is streamed
     transfer: TransferRates  # of activations; each step adds launch_issue_s, the first also the rest of split_s
-    join_s_per_byte: float  # per byte of memory that the CPU reads or writes
+    cpu_s_per_byte: float  # of memory that the CPU reads or writes
     blocking: bool = False  # device calls are synchronous: the thread copies and waits before it computes CC
     issue: LinearFit | None = None  # seconds of the thread to request a copy to the device; None: 0
     interference: InterferenceCurve = ()
     staged: bool = False  # activations go through pinned memory: the thread does not wait for their copies
+    device_s_per_byte: float = 0.0  # of memory that the device reads or writes
     piece_bytes: int = field(init=False)  # bytes of weights per request
 
     def __post_init__(self) -> None:
@@ -242,7 +244,7 @@ class SliceRates:
         graphs."""
         link = self.transfer
         send_s = self.staging_s(n_up, n_copies) + n_steps * link.launch_issue_s
-        join_s = joined * JOIN_BYTES * self.join_s_per_byte
+        join_s = joined * JOIN_BYTES * self.cpu_s_per_byte
         in_s = link.copy_in.seconds(n_up) + (n_copies - 1) * link.copy_in.alpha_s
         out_s = link.copy_out.seconds(n_down) if n_down else 0.0
         if self.staged:
@@ -259,7 +261,7 @@ class SliceRates:
         piece. 0 without staging."""
         if not self.staged:
             return 0.0
-        return 2 * n_bytes * self.join_s_per_byte + max(n_copies, n_bytes / MIB) * self.issue_s
+        return 2 * n_bytes * self.cpu_s_per_byte + max(n_copies, n_bytes / MIB) * self.issue_s
 
 
 def slice_rates(profile: Profile) -> SliceRates:
@@ -270,15 +272,15 @@ def slice_rates(profile: Profile) -> SliceRates:
     if weights is None:
         raise ProfileError("the profile has no link times; run `oallama profile` with --device")
     issue = link.get("issue_pinned" if pinned and "h2d_pinned" in link else "issue_pageable")
-    fastest_gb_per_s = max((case.gb_per_s for case in profile.cases if case.device == CPU_DEVICE), default=0.0)
     return SliceRates(
         _large(weights),
         transfer_rates(profile),
-        1 / (fastest_gb_per_s * 1e9) if fastest_gb_per_s else 0.0,
+        seconds_per_byte(profile, CPU_DEVICE),
         blocking=profile.is_blocking,
         issue=_large(issue) if issue else None,
         interference=interference_curve(profile),
         staged=pinned and "d2h_pinned" in link and not profile.is_blocking,
+        device_s_per_byte=seconds_per_byte(profile, profile.device),
     )
 
 

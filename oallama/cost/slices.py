@@ -384,18 +384,26 @@ class _MissesOfBatch:
         self._kind, self._rates, self._n_hot, self._rows, self._miss = kind, rates, n_hot, rows, miss
         mul_mat, use = kind.gemms[0].mul_mat, kind.use or experts_alike(kind.n_expert)
         self._linear, self._fetch = kind.gemms.at(rows), _expert_fetch(kind, rates)
-        self._expert_s = kind.gemms.at(1).cpu_linear_s / mul_mat.n_expert_used
         self._remaining = use.misses_by_rows(mul_mat, n_hot, rows) if miss > 0 else [(0.0, 0.0)]
+        # a row is gathered and gets its biases
+        self._row_s = 2 * (kind.block.sent - mul_mat.n_expert_used + kind.block.biases) * F32 * rates.device_s_per_byte
         self._n_idle = n_hot - sum(use.used(mul_mat, rows)[:n_hot])  # slots whose experts the batch does not use
         self.cpu_s = self._cpu_s(*self._remaining[0])
 
     def _cpu_s(self, n_experts: float, of_rows: float) -> float:
-        """Seconds of the CPU for n_experts experts with of_rows of the missing rows: the longer of reading the experts
-        and of multiplying."""
+        """Seconds of the CPU for n_experts experts with of_rows of the rows that miss: their share of the seconds of
+        all experts, in the batch that gives each expert as many rows. With few rows each, a row may take longer."""
         if n_experts <= 0:
             return 0.0
-        multiplying_s = of_rows * self._miss * self._linear.cpu_linear_s
-        return self._linear.cpu_alpha_s + max(multiplying_s, n_experts * self._expert_s)
+        share = n_experts / self._kind.n_expert
+        batch = max(1.0, of_rows * self._miss * self._rows / share)  # tokens
+        measured = max(1, round(batch))
+        return self._linear.cpu_alpha_s + share * self._kind.gemms.at(measured).cpu_linear_s * batch / measured
+
+    def _device_s(self, of_rows: float) -> float:
+        """Seconds of the device for this share of all rows."""
+        mul_mats_s = self._kind.gemms.gpu_s(of_rows, self._rows)
+        return mul_mats_s + of_rows * self._rows * self._kind.gemms[0].mul_mat.n_expert_used * self._row_s
 
     def shared(self, staged_out_s: float) -> tuple[float, float]:
         """(seconds of the thread: requests and the CPU's rows; of the device) with the number of fetched experts with
@@ -405,15 +413,15 @@ class _MissesOfBatch:
 
     def _sides(self, n_experts: float, of_rows: float) -> tuple[float, float]:
         """The same if the CPU computes n_experts experts with of_rows of the rows that miss."""
-        kind, rates, linear, fetch = self._kind, self._rates, self._linear, self._fetch
+        rates, linear, fetch = self._rates, self._linear, self._fetch
         cpu_s, n_fetched = self._cpu_s(n_experts, of_rows), self._remaining[0][0] - n_experts
-        rows_s = kind.gemms.gpu_s(1.0 - of_rows * self._miss, self._rows)
+        rows_s = self._device_s(1.0 - of_rows * self._miss)
         if n_fetched <= 0:
             return cpu_s, rows_s
         half = max(1.0, min(n_fetched, max(self._n_idle, (self._n_hot + 1) / 2)) / 2)
         waits = half > self._n_idle  # for hits in the slots that are replaced
         n_more = n_fetched / half + 2 * waits  # launches
-        first_s = waits * kind.gemms.gpu_s(1.0 - self._miss, self._rows) * half / self._n_hot
+        first_s = waits * self._device_s(1.0 - self._miss) * half / self._n_hot
         last_s = (1.0 - of_rows) * self._miss * linear.gpu_linear_s * min(1.0, half / n_fetched)
         thread_s = n_fetched * fetch.request_s + n_more * (rates.transfer.launch_issue_s + rates.issue_s)
         rows_s += n_more * (rates.transfer.launch_s + rates.transfer.copy_out.alpha_s + linear.gpu_alpha_s)
@@ -470,15 +478,21 @@ def slice_times(
         n_device = n_g if cut.is_uncut else rows  # tokens that the device computes a part of
         n_up, n_down = block.upload_bytes(elements, n_device, rows), block.download_bytes(elements, n_device, rows)
         copies = rates.copy_seconds(n_up, n_down, n_down // F32, n_steps)
+    host_bytes, device_bytes = block.weighed_bytes(rows)
+    host_sum_s, device_sum_s = host_bytes * rates.cpu_s_per_byte, device_bytes * rates.device_s_per_byte
+    if not device_bytes:
+        after_s = rates.device_s_per_byte if kind.context.resident else rates.cpu_s_per_byte
+        copies = copies._replace(join_s=copies.join_s + rows * block.after * after_s)
     launch_s, staged_out_s = copies.launch_s + copies.staged_in_s, copies.staged_out_s
     steps: tuple[DeviceStep, ...] = ()
     if streams:
         gpu_s = kind.gemms.gpu_s(cg, rows) + kind.gemms.gpu_s(cc, n_g) + staged_out_s
+        gpu_s += ((cg > 0) * rows + prime * n_g) * device_sum_s
         steps = (DeviceStep(copy_s, gpu_s, 0.0 if gg > 0 else launch_s),)
     if gg > 0:
-        gpu_s = kind.gemms.gpu_s(gg, rows) + (0.0 if streams else staged_out_s)
+        gpu_s = kind.gemms.gpu_s(gg, rows) + rows * device_sum_s + (0.0 if streams else staged_out_s)
         steps = (DeviceStep(0.0, gpu_s, launch_s), *steps)
-    cpu_s = wait_s + kind.gemms.cpu_s(cc, rows - n_g)
+    cpu_s = wait_s + kind.gemms.cpu_s(cc, rows - n_g) + (cc > 0) * (rows - n_g) * host_sum_s
     return both_sides(rates, copies, steps, cpu_s, rows, issue_s, late_s)
 
 

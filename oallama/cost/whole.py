@@ -22,6 +22,7 @@ from operator import getitem, or_
 from oallama.core.ggml_types import bytes_per_element
 from oallama.core.profile import LinearFit, NonMatmulShape, Profile
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, MulMat, Operator
+from oallama.cost.blocks import experts_bytes
 from oallama.cost.graph import Graph, computes_outputs_only, device_copies
 from oallama.cost.kernels import Kernel, Kernels, NonMatmulIndex, interpolate, non_matmul_of, non_matmul_seconds
 from oallama.cost.passes import Pass
@@ -49,32 +50,33 @@ def operator_cost(
     stream: LinearFit | None = None,
     layout: str | None = None,
 ) -> OperatorCost:
-    """T_c and T_g over these passes. layout: the CPU layout of T_c; None: the fastest.
+    """T_c and T_g over these passes; of experts with what follows (experts_bytes). layout: the CPU layout of T_c; None: the fastest.
 
     stream: the link over which llama.cpp offloads plain host weights to the device in large batches (used experts only;
     copies and computing alternate); None if the device takes none. Repacked weights are never offloaded.
     Raises ProfileError if this operator's shape was not measured on the CPU.
     """
-    gpu = kernels.on_device(operator)
+    gpu, (on_cpu_s, on_device_s) = kernels.on_device(operator), kernels.after_experts_s(operator)
     timed = []
     for host_layout, cpu in kernels.on_host(operator).items():
         if layout not in (None, host_layout):
             continue
         takes = stream is not None and gpu is not None and host_layout == PLAIN_LAYOUT
         streamed = [p for p in passes if takes and p.n_tokens >= OFFLOAD_MIN_TOKENS]
-        seconds = _seconds(cpu, [p for p in passes if p not in streamed])
+        seconds = _seconds(cpu, on_cpu_s, [p for p in passes if p not in streamed])
         copied_s = 0.0
         if stream is not None and gpu is not None and streamed:
             routed = operator.mul_mat.share_routed
             copied_s = sum(p.count * stream.seconds(operator.bytes * routed(p.n_tokens)) for p in streamed)
-            seconds += copied_s + _seconds(gpu, streamed)
+            seconds += copied_s + _seconds(gpu, on_device_s, streamed)
         timed.append((seconds, host_layout, copied_s))
     t_cpu_s, fastest_layout, copied_s = min(timed)
-    return OperatorCost(operator.bytes, t_cpu_s, _seconds(gpu, passes) if gpu else None, fastest_layout, copied_s)
+    t_gpu_s = _seconds(gpu, on_device_s, passes) if gpu else None
+    return OperatorCost(operator.bytes, t_cpu_s, t_gpu_s, fastest_layout, copied_s)
 
 
-def _seconds(kernel: Kernel, passes: Iterable[Pass]) -> float:
-    return sum(p.count * interpolate(kernel.whole, p.n_tokens) for p in passes)
+def _seconds(kernel: Kernel, after_s: float, passes: Iterable[Pass]) -> float:
+    return sum(p.count * (interpolate(kernel.whole, p.n_tokens) + p.n_tokens * after_s) for p in passes)
 
 
 def operator_costs(
@@ -92,12 +94,12 @@ def operator_costs(
     drafting = [
         replace(p, n_tokens=p.n_tokens // (p.n_drafts + 1), count=p.count * p.n_drafts) for p in passes if p.n_drafts
     ]
-    seen: dict[tuple[MulMat, bool, bool, str | None], OperatorCost] = {}
+    seen: dict[tuple[MulMat, int, bool, bool, str | None], OperatorCost] = {}
     costs = []
     for i, operator in enumerate(operators):
         outputs_only = computes_outputs_only(operator, n_run)
         layout = layouts[i] if layouts else None
-        key = (operator.mul_mat, outputs_only, operator.is_last, layout)
+        key = (operator.mul_mat, experts_bytes(operator), outputs_only, operator.is_last, layout)
         if key not in seen:
             computed = [*(output_passes if outputs_only else passes), *(drafting if operator.is_last else ())]
             seen[key] = operator_cost(kernels, operator, computed, stream, layout)

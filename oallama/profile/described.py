@@ -208,8 +208,6 @@ def non_matmul_kernels(
     yield from (moves(3 * shape.n_embd), moves(3 * shape.n_embd))  # residual adds
     if routed:
         yield from (moves(2 * routed) for _ in range(5))  # softmax, top k, gather, sum, divide
-        yield moves(2 * routed * shape.n_embd)  # experts' outputs by their weights
-        yield from (moves(3 * shape.n_embd) for _ in range(routed - 1))  # and added
 
 
 def one_token_share(shape: NonMatmulShape) -> float:

@@ -38,25 +38,20 @@ double roofline(const Parameters & parameters, double flop, double bytes, bool w
     return std::max(flop / rate, bytes / parameters.bytes_per_s) + parameters.kernel_s;
 }
 
-// Linear between the batch sizes that were measured, constant below, the last slope above.
+// Linear between the batch sizes that were measured, constant below, in proportion above.
 double interpolate(const Curve & curve, int64_t n_tokens) {
-    if (n_tokens <= curve.front().first || curve.size() == 1) {
-        const double grown =
-            static_cast<double>(n_tokens) / static_cast<double>(std::max<int64_t>(curve.front().first, 1));
-        return curve.front().second * std::max(1.0, grown);
+    if (n_tokens <= curve.front().first) {
+        return curve.front().second;
     }
-    size_t i = 1;
-    while (i + 1 < curve.size() && curve[i].first < n_tokens) {
-        i++;
+    for (size_t i = 1; i < curve.size(); i++) {
+        const auto [n0, s0] = curve[i - 1];
+        const auto [n1, s1] = curve[i];
+        if (n_tokens <= n1) {
+            return s0 + (s1 - s0) / static_cast<double>(n1 - n0) * static_cast<double>(n_tokens - n0);
+        }
     }
-    const auto [n0, s0] = curve[i - 1];
-    const auto [n1, s1] = curve[i];
-    double slope        = (s1 - s0) / static_cast<double>(n1 - n0);
-    if (n_tokens > n1) {
-        slope = std::max(0.0, slope);
-        return s1 + slope * static_cast<double>(n_tokens - n1);
-    }
-    return s0 + slope * static_cast<double>(n_tokens - n0);
+    const auto [last_n, last_s] = curve.back();
+    return last_s * static_cast<double>(n_tokens) / static_cast<double>(last_n);
 }
 
 // Experts that n_tokens tokens use, each n_used of n at random.
