@@ -54,6 +54,7 @@ class Sample:
     late_share: float | None = None  # of the time that passed
     n_overruns: int | None = None  # copies and graphs that really took longer than the device's time for them
     fault: str = ""  # why this is not a valid time of the emulated device
+    accepted_share: float | None = None  # of the drafts; None: there were none
 
     @property
     def seconds(self) -> float:

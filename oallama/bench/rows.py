@@ -71,6 +71,7 @@ def _row(result: BenchResult, series: Series, index: int) -> Row:
             if sample.late_share is not None
         ],
         "runs_per_sample": [sample.n_runs for sample in samples],
+        "samples_accepted_share": [s.accepted_share for s in samples if s.accepted_share is not None],
         "discarded_ns": [round(sample.seconds * 1e9) for sample in series.unused(index)],
         "drifts": [round_.drift for round_ in series.kept],
         "placement": _placement(arm),

@@ -160,7 +160,13 @@ class ServerArm:
             timings = list(pool.map(self._timings, bodies))
         prompt_s = mean(1e-3 * timing["prompt_ms"] for timing in timings)
         token_s = mean(1e-3 * timing["predicted_ms"] / max(1, timing["predicted_n"] - 1) for timing in timings)
-        return Sample(prompt_s if test.n_prompt else 0.0, test.n_gen * token_s)
+        n_drafts = sum(timing.get("draft_n", 0) for timing in timings)
+        n_accepted = sum(timing.get("draft_n_accepted", 0) for timing in timings)
+        return Sample(
+            prompt_s if test.n_prompt else 0.0,
+            test.n_gen * token_s,
+            accepted_share=n_accepted / n_drafts if n_drafts else None,
+        )
 
     def _prompts(self, n_prompt: int) -> list[list[int]]:
         rng = random.Random(0)
