@@ -51,6 +51,12 @@ def test_a_policy_of_another_package_is_imported_when_it_is_asked_for(install: I
     assert chosen is not None and chosen.help == "as theirs has it"
 
 
+def test_a_module_that_registers_another_name_says_so(install: Install) -> None:
+    install("oallama.policies", "others", WORKS)
+    with pytest.raises(UsageError, match="does not register it; name its @policy 'others'"):
+        policy_named("others")
+
+
 def test_a_broken_policy_costs_nothing_but_itself(install: Install, tmp_path: Path) -> None:
     install("oallama.policies", "strangers", BROKEN)
     for words in (("devices",), ("list",), ("plan", "--help-all"), ("bench", "--help")):

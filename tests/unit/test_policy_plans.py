@@ -36,7 +36,7 @@ from oallama.core.units import MIB
 from oallama.cost.expert_cache import cached_layers, lru_hits
 from oallama.planner.decide import larger_ubatches
 from oallama.planner.memory import CUBLAS_BYTES, RUNTIME_BYTES, runtime_bytes
-from oallama.planner.placement import placed_whole
+from oallama.planner.placement import Placement, placed_whole
 from oallama.planner.policies.registry import Rules
 
 pytestmark = pytest.mark.usefixtures("small_cards")
@@ -205,6 +205,14 @@ def test_a_placement_that_the_device_cannot_compute_is_passed_over() -> None:
     with own_policy("everything", lambda problem, room: [placed_whole(room.costs, everything, 0)]) as policy:
         plan = world.plan(policy)
     assert not there(world, plan) and total_s(plan) < inf
+
+
+def test_a_placement_without_its_seconds_is_refused() -> None:
+    world = World(share=3.0)
+    nothing = [False] * len(world.operators)
+    with own_policy("unpriced", lambda problem, room: [Placement.whole(nothing, 0)]) as policy:
+        with pytest.raises(UsageError, match="policy unpriced yields a placement without its seconds"):
+            world.plan(policy)
 
 
 #
