@@ -1,9 +1,10 @@
 """Seconds of mul-mats, and of a layer's non-matmul work, from a profile.
 
 A profile holds each distinct mul-mat at a few batch sizes. Between two of them the time is assumed to be linear in
-n_tokens, above the largest in proportion to it: by then kernels multiply all the time. A share s of a weight takes α + s·(t - α) (ScheInfer
-Eq. 3): α is the time of a mul-mat of size 0, fitted over the shapes that were timed at one batch size. The non-matmul
-work of a layer is norms, rope, KV write, attention, GLU and adds; adding up the results of experts is priced with them.
+n_tokens, above the largest in proportion to it: by then kernels multiply all the time. A share s of a weight takes
+α + s·(t - α) (ScheInfer Eq. 3): α is the time of a mul-mat of size 0, fitted over the shapes that were timed at one
+batch size. The non-matmul work of a layer is norms, rope, KV write, attention, GLU and adds; adding up the results of
+experts is priced with them.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ def operator_cost(
     stream: LinearFit | None = None,
     layout: str | None = None,
 ) -> OperatorCost:
-    """T_c and T_g over these passes; of experts with what follows (experts_bytes). layout: the CPU layout of T_c; None: the fastest.
+    """T_c and T_g over these passes; of experts with what follows (experts_bytes). layout: the CPU layout of T_c;
+    None: the fastest.
 
     stream: the link over which llama.cpp offloads plain host weights to the device in large batches (used experts only;
     copies and computing alternate); None if the device takes none. Repacked weights are never offloaded.

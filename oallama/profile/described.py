@@ -208,6 +208,7 @@ def non_matmul_kernels(
     yield from (moves(3 * shape.n_embd), moves(3 * shape.n_embd))  # residual adds
     if routed:
         yield from (moves(2 * routed) for _ in range(5))  # softmax, top k, gather, sum, divide
+        yield from (moves(0) for _ in range(routed))  # weighting and adding, whose bytes are priced with the experts
 
 
 def one_token_share(shape: NonMatmulShape) -> float:

@@ -210,9 +210,11 @@ def test_a_placement_that_the_device_cannot_compute_is_passed_over() -> None:
 def test_a_placement_without_its_seconds_is_refused() -> None:
     world = World(share=3.0)
     nothing = [False] * len(world.operators)
-    with own_policy("unpriced", lambda problem, room: [Placement.whole(nothing, 0)]) as policy:
-        with pytest.raises(UsageError, match="policy unpriced yields a placement without its seconds"):
-            world.plan(policy)
+    with (
+        own_policy("unpriced", lambda problem, room: [Placement.whole(nothing, 0)]) as policy,
+        pytest.raises(UsageError, match="policy unpriced yields a placement without its seconds"),
+    ):
+        world.plan(policy)
 
 
 #

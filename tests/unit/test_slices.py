@@ -11,6 +11,7 @@ from worlds import ATTENTION, linked, model_info, slow_cpu
 from oallama.core.types import StreamSettings, Workload
 from oallama.cost.blocks import F32
 from oallama.cost.following import following
+from oallama.cost.kernels import interpolate
 from oallama.cost.rates import SliceRates
 from oallama.cost.slices import BlockContext, BlockType, Cut, slice_times
 from oallama.cost.timeline import BlockTimes, alone_seconds
@@ -83,6 +84,27 @@ def test_the_first_of_a_devices_layers_is_sent_what_it_reads_without_a_norm() ->
         return staging_bytes(own, StreamSettings(), PROMPT, 0)
 
     assert staging(2) == staging(3) + world.model.n_embd * PROMPT * F32
+
+
+def test_each_part_of_experts_on_the_device_weights_and_adds_up_its_results() -> None:
+    cost, rates = ffn_block(model=model_info(n_embd=1024, n_ff=1024, n_expert=32, n_expert_used=4))
+    quarter = cost.block.extent // 4
+    n_bytes = cost.block.weighed_bytes(PROMPT)[1] * PROMPT
+
+    def added_s(cut: Cut) -> float:
+        """Seconds that the device needs for it."""
+        timed, free = (
+            slice_times(cost, replace(rates, device_s_per_byte=s_per_byte), cut, PROMPT) for s_per_byte in (1e-9, 0.0)
+        )
+        return sum(step.gpu_s for step in timed.steps) - sum(step.gpu_s for step in free.steps)
+
+    assert added_s(Cut(2 * quarter, 0, 2 * quarter)) == pytest.approx(1e-9 * n_bytes) != 0
+    assert added_s(Cut(2 * quarter, quarter, quarter)) == pytest.approx(2e-9 * n_bytes)
+
+
+def test_a_batch_above_those_that_were_timed_takes_time_in_proportion() -> None:
+    """A small batch is limited by reading: the slope from there is too low."""
+    assert interpolate(((1, 1.0), (32, 2.0), (512, 10.0)), 1024) == 20.0
 
 
 @pytest.mark.parametrize("n_used", [2, 4, 8])

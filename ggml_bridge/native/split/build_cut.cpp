@@ -1,7 +1,6 @@
 #include "build_cut.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace oallama {
 
@@ -117,21 +116,18 @@ namespace {
 
 // dst[t] = the sum over r of rows[t][r] times weights[t][r], in the order of ggml's own steps.
 void add_weighted(ggml_tensor * dst, int ith, int nth, void * /*data*/) {
-    const ggml_tensor * rows    = dst->src[0];
-    const ggml_tensor * weights = dst->src[1];
-    const int64_t       n       = dst->ne[0];
-    for (int64_t t = dst->ne[1] * ith / nth; t < dst->ne[1] * (ith + 1) / nth; t++) {
-        auto * sum = reinterpret_cast<float *>(static_cast<char *>(dst->data) + static_cast<size_t>(t) * dst->nb[1]);
-        for (int64_t r = 0; r < rows->ne[1]; r++) {
-            const auto * row    = reinterpret_cast<const float *>(static_cast<const char *>(rows->data) +
-                                                               static_cast<size_t>(r) * rows->nb[1] +
-                                                               static_cast<size_t>(t) * rows->nb[2]);
-            float        weight = 0.0F;
-            std::memcpy(&weight,
-                        static_cast<const char *>(weights->data) + static_cast<size_t>(r) * weights->nb[1] +
-                            static_cast<size_t>(t) * weights->nb[2],
-                        sizeof weight);
-            for (int64_t j = 0; j < n; j++) {
+    const auto at = [](const ggml_tensor * tensor, int64_t r, int64_t t) {
+        const char * data = static_cast<const char *>(tensor->data);
+        return reinterpret_cast<const float *>(data + static_cast<size_t>(r) * tensor->nb[1] +
+                                               static_cast<size_t>(t) * tensor->nb[2]);
+    };
+    const int64_t n_tokens = dst->ne[1];
+    for (int64_t t = n_tokens * ith / nth; t < n_tokens * (ith + 1) / nth; t++) {
+        float * sum = static_cast<float *>(dst->data) + t * dst->ne[0];
+        for (int64_t r = 0; r < dst->src[0]->ne[1]; r++) {
+            const float * row    = at(dst->src[0], r, t);
+            const float   weight = *at(dst->src[1], r, t);
+            for (int64_t j = 0; j < dst->ne[0]; j++) {
                 sum[j] = r == 0 ? row[j] * weight : sum[j] + row[j] * weight;
             }
         }

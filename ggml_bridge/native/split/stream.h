@@ -245,7 +245,7 @@ class Stream {
     size_t                last_slot_ = no_slot; // its slot
     std::vector<int32_t>  experts_;             // that it needs, of each token; empty: all
     std::vector<bool>     needed_;              // by expert
-    bool                  events_    = false;
+    bool                  events_ = false;
     StreamSpec            spec_;
     Time                  idle_; // when the link has done all requests, at the planned speed
 
