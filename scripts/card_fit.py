@@ -77,6 +77,8 @@ def fit(runs: Sequence[PublishedRun], models: Mapping[str, ModelHeader], start: 
 
     damping, now = 1e-2, residuals(x)
     for _ in range(MAX_ROUNDS):
+        if loss(now) == 0:
+            break
         slopes = np.column_stack([(residuals(x + step) - now) / STEP for step in STEP * np.eye(len(x))])
         weights = np.minimum(1.0, TRUSTED / np.maximum(np.abs(now), 1e-12))
         normal, gradient = slopes.T @ (weights[:, None] * slopes), slopes.T @ (weights * now)

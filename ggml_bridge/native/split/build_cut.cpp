@@ -15,7 +15,7 @@ void CutBuilder::emit_sides(int i) {
         if (!has(v, side)) {
             continue;
         }
-        if (side == side_host && i <= sum_) { // one pass for all steps: each alone is as long
+        if (side == side_host && i <= sum_) { // in one pass: ggml takes each step through memory
             build_.sides(i)[side] = i == sum_ ? weighted_sum() : nullptr;
         } else {
             build_.sides(i)[side] = is_mul_mat(build_.graph->nodes[i]->op) ? mul_mat(i, side) : elementwise(i, side);
