@@ -116,6 +116,7 @@ ggml_status LonePass::compute(const std::function<bool()> & on_host_node) const 
     const auto            set  = reinterpret_cast<ggml_backend_set_abort_callback_t>(
         ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_abort_callback"));
     set(backend_.get(), [](void * data) { return (*static_cast<std::function<bool()> *>(data))(); }, &each);
+    set_threads(backend_.get());
     return ggml_backend_graph_compute(backend_.get(), graph_.gf);
 }
 
