@@ -78,7 +78,7 @@ std::string backend_load(const char * path) {
     require(path != nullptr && *path != '\0', "a back end is the path of a library");
     ggml_backend_reg_t reg = ggml_backend_load(path);
     if (reg == nullptr) {
-        fail(OALLAMA_INVALID, std::string(path) + " is no back end of this ggml");
+        fail(OALLAMA_INVALID, std::string(path) + " is not a back end for this ggml");
     }
     return ggml_backend_reg_name(reg);
 }

@@ -153,7 +153,7 @@ def test_a_second_back_end_that_is_none_is_one_sentence(path: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=settings)
     said = [line for line in done.stderr.splitlines() if line.startswith("oallama: ")]
     assert done.returncode == 1
-    assert said[-1] == f"oallama: OALLAMA_EXTRA_BACKENDS names {path}, which is no back end of this ggml"
+    assert said[-1] == f"oallama: OALLAMA_EXTRA_BACKENDS names {path}, which is not a back end for this ggml"
 
 
 @pytest.mark.parametrize(("parameters", "says"), [

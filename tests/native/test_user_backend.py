@@ -88,8 +88,8 @@ def test_a_plan_that_splits_runs_beside_it_in_stock_programs(library: Path, tmp_
     [
         (lambda folder: folder / "missing.so", "no such file"),
         (lambda folder: folder, "no such file"),
-        (lambda folder: write(folder / "text.so"), "is no back end of this ggml"),
-        (lambda folder: find_built("ggml_bridge"), "is no back end of this ggml"),
+        (lambda folder: write(folder / "text.so"), "is not a back end for this ggml"),
+        (lambda folder: find_built("ggml_bridge"), "is not a back end for this ggml"),
     ],
     ids=["missing", "a folder", "no library", "another library"],
 )

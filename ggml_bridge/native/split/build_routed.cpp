@@ -26,7 +26,7 @@ void RoutedBuilder::emit_rows(int i) {
     const Value &       v        = build_.value(i);
     Routed &            routed   = routing_of(is_mul_mat(node->op) ? i : v.routed_by);
     const int64_t       host[]   = {node->ne[0], 1, routed.n_rows, 1};
-    const bool          packed   = routed.n_most > 0;
+    const bool          packed   = routed.packs();
     const int64_t       device[] = {node->ne[0], packed ? 1 : routed.n_device, packed ? routed.n_most : node->ne[2], 1};
     for (const Side side : {side_host, side_device}) {
         ggml_tensor * out = build_.copy_header(node, side == side_host ? host : device);
@@ -83,7 +83,7 @@ void RoutedBuilder::emit_view(int i) {
     }
     Routed & routed = routing_of(build_.value(i).routed_by);
     routed.sized.push_back({build_.side_of(i, side_host), 2});
-    if (routed.n_most > 0) {
+    if (routed.packs()) {
         routed.packed.push_back({build_.side_of(i, side_device), 2});
     }
 }
@@ -95,7 +95,7 @@ void RoutedBuilder::emit_sum(int i) {
     routed.weighted           = true;
     routed.weighting          = build_.source_of(v.weighting, 1);
     ggml_tensor * device_part = build_.side_of(rows, side_device);
-    const bool    packed      = routed.n_most > 0;
+    const bool    packed      = routed.packs();
     const bool summed = !packed && (build_.program.resident ||
                                     are_many(device_part, build_.graph->nodes[build_.value(rows).routed_by]->src[0]));
     if (summed) {
@@ -164,7 +164,7 @@ ggml_tensor * RoutedBuilder::routed_input(int i, Side side, Routed & routed) {
     if (side == side_host) {
         return rows_for_misses(routed, build_.mirrored_on_host(i, 1));
     }
-    if (routed.n_most > 0) {
+    if (routed.packs()) {
         return rows_for_launches(routed, build_.mirrored_on_device(i, 1, {}, 0, x->ne[0]));
     }
     if (x->ne[1] == 1) {
@@ -287,7 +287,7 @@ void RoutedBuilder::fetch_rows(int i, Download::Join how, ggml_tensor * rows, co
     download.node     = i;
     download.join     = how;
     download.n_rows   = rows->ne[1] * rows->ne[2];
-    download.packed   = routed.n_most > 0;
+    download.packed   = routed.packs();
     if (download.packed && how == Download::Join::rows) {
         download.staging = build_.program.host_bytes;
         build_.program.host_bytes += static_cast<size_t>(routed.n_rows) * rows->nb[2];

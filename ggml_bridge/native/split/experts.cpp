@@ -204,8 +204,7 @@ char * row_of(const ggml_tensor * tensor, int64_t n_used, int64_t row) {
 void route_phase(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches, Exchange * exchange,
                  bool in_turns) {
     batches.resize(std::max(batches.size(), phase.routings.size()));
-    const bool packs = std::any_of(phase.routings.begin(), phase.routings.end(),
-                                   [](const Routed & routed) { return routed.n_most > 0; });
+    const bool packs = phase.packs();
     for (size_t i = 0; i < phase.routings.size(); i++) {
         const Routed &                       routed = phase.routings[i];
         RoutedBatch &                        batch  = batches[i];
@@ -230,12 +229,12 @@ void route_phase(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBat
         const std::vector<int32_t> slot_of = table->slot_of();
         count_hits(batch.chosen, slot_of);
         std::vector<ExpertTable::Move> moves;
-        if (exchange != nullptr && packs == (routed.n_most > 0)) { // what is chosen is fetched all in one way
+        if (exchange != nullptr && packs == routed.packs()) { // what is chosen is fetched all in one way
             const int64_t n_rows = packs ? 0 : routed.n_device * routed.n_rows / routed.n_used;
             moves = exchange->choose_fetched(table, batch.chosen, phase.row_s, phase.device_row_s, n_rows,
                                              packs && in_turns);
         }
-        if (routed.n_most > 0) {
+        if (routed.packs()) {
             route_packed(batch, routed.n_most, slot_of, moves);
         } else {
             const std::vector<int32_t> now    = table->slot_of();
@@ -259,7 +258,7 @@ void route_phase(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBat
 namespace {
 
 void pack_numbers(const Routed & routed, const RoutedBatch & batch, Upload::What what, int32_t * out) {
-    if (routed.n_most == 0) {
+    if (!routed.packs()) {
         std::copy(batch.slots.begin(), batch.slots.end(), out);
         auto * weights = reinterpret_cast<float *>(out) + routed.weights_at;
         for (size_t i = 0; routed.weights_at > 0 && i < batch.device_rows.size(); i++) {

@@ -772,7 +772,7 @@ ggml_backend_reg_t load_beside(const char * paths) {
     std::istringstream list(paths == nullptr ? "" : paths);
     for (std::string path; std::getline(list, path, ':');) {
         reg = ggml_backend_load(path.c_str());
-        require(reg != nullptr, "OALLAMA_EXTRA_BACKENDS names " + path + ", which is no back end of this ggml");
+        require(reg != nullptr, "OALLAMA_EXTRA_BACKENDS names " + path + ", which is not a back end for this ggml");
     }
     return reg;
 }

@@ -16,6 +16,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "graph.h"
 #include "stream.h"
 #include "times.h"
@@ -182,6 +184,8 @@ struct Routed {
     int                        device_begin = 0;
     int                        device_end   = 0;
 
+    bool packs() const { return n_most > 0; }
+
     // Numbers that all launches have together at most: of hits three launches, of fetched experts one each, and one
     // more where one is full.
     int64_t n_numbers() const { return n_rows + number_alignment * (weights.front()->slice().e + 3 + n_rows / n_most); }
@@ -224,6 +228,11 @@ struct Phase {
     int device_end     = 0;
     int host_begin     = 0; // nodes of the host graph
     int host_end       = 0;
+
+    // Whether the device's rows of any routing are packed.
+    bool packs() const {
+        return std::any_of(routings.begin(), routings.end(), [](const Routed & one) { return one.packs(); });
+    }
 };
 
 struct Program {

@@ -357,9 +357,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
         side_->copy_state.small_copies.copied(&phase.pacing.sent);
     }
     if (side_->exchange() != nullptr) {
-        const bool packs = std::any_of(phase.routings.begin(), phase.routings.end(),
-                                       [](const Routed & routed) { return routed.n_most > 0; });
-        side_->exchange()->fetch(side_->backend(), packs ? 0 : side_->exchange()->n_chosen());
+        side_->exchange()->fetch(side_->backend(), phase.packs() ? 0 : side_->exchange()->n_chosen());
     }
     start(program, phase.device_begin, phase.launches_begin);
     start_packed(program, phase);
@@ -395,7 +393,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
 void SplitBackend::start_packed(Program & program, const Phase & phase) {
     for (size_t i = 0; i < phase.routings.size(); i++) {
         const Routed & routed = phase.routings[i];
-        if (routed.n_most == 0) {
+        if (!routed.packs()) {
             continue;
         }
         if (side_->exchange() != nullptr) {
