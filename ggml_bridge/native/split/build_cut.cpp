@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "experts.h"
+
 namespace oallama {
 
 void CutBuilder::emit_sides(int i) {
@@ -115,7 +117,7 @@ ggml_tensor * CutBuilder::elementwise(int i, Side side) {
 namespace {
 
 // dst[t] = the sum over r of rows[t][r] times weights[t][r], in the order of ggml's own steps.
-void add_weighted(ggml_tensor * dst, int ith, int nth, void * /*data*/) {
+void sum_ranks(ggml_tensor * dst, int ith, int nth, void * /*data*/) {
     const auto at = [](const ggml_tensor * tensor, int64_t r, int64_t t) {
         const char * data = static_cast<const char *>(tensor->data);
         return reinterpret_cast<const float *>(data + static_cast<size_t>(r) * tensor->nb[1] +
@@ -124,12 +126,9 @@ void add_weighted(ggml_tensor * dst, int ith, int nth, void * /*data*/) {
     const int64_t n_tokens = dst->ne[1];
     for (int64_t t = n_tokens * ith / nth; t < n_tokens * (ith + 1) / nth; t++) {
         float * sum = static_cast<float *>(dst->data) + t * dst->ne[0];
+        std::fill(sum, sum + dst->ne[0], 0.0F);
         for (int64_t r = 0; r < dst->src[0]->ne[1]; r++) {
-            const float * row    = at(dst->src[0], r, t);
-            const float   weight = *at(dst->src[1], r, t);
-            for (int64_t j = 0; j < dst->ne[0]; j++) {
-                sum[j] = r == 0 ? row[j] * weight : sum[j] + row[j] * weight;
-            }
+            add_weighted(sum, at(dst->src[0], r, t), *at(dst->src[1], r, t), dst->ne[0]);
         }
     }
 }
@@ -140,7 +139,7 @@ ggml_tensor * CutBuilder::weighted_sum() {
     ggml_tensor * rows   = build_.side_of(build_.inside(weighting_, 0), side_host);
     const Tokens  tokens = tokens_of(build_.value(weighting_), side_host);
     ggml_tensor * args[] = {rows, build_.mirrored_on(side_host, weighting_, 1, tokens)};
-    return ggml_custom_4d(build_.ctx(), GGML_TYPE_F32, rows->ne[0], rows->ne[2], 1, 1, args, 2, add_weighted,
+    return ggml_custom_4d(build_.ctx(), GGML_TYPE_F32, rows->ne[0], rows->ne[2], 1, 1, args, 2, sum_ranks,
                           GGML_N_TASKS_MAX, nullptr);
 }
 

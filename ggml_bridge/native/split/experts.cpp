@@ -6,6 +6,12 @@
 
 namespace oallama {
 
+void add_weighted(float * sum, const float * row, float weight, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        sum[i] += weight * row[i];
+    }
+}
+
 int64_t RoutedBatch::n_last_rows() const {
     const auto last =
         std::find_if(launches.rbegin(), launches.rend(), [](const RoutedLaunch & one) { return one.n_copies > 0; });
@@ -335,12 +341,6 @@ void join_rows(Host & host, const RoutedBatch & batch, const char * device, cons
             }
         }
     });
-}
-
-void add_weighted(float * sum, const float * row, float weight, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        sum[i] += weight * row[i];
-    }
 }
 
 // The same of packed rows, the host's first.

@@ -88,6 +88,9 @@ void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const U
 void join_routed(Host & host, const RoutedBatch & batch, const Download & download, const ggml_tensor * node,
                  const char * from);
 
+// Adds a row of n elements times its weight to a sum.
+void add_weighted(float * sum, const float * row, float weight, int64_t n);
+
 // Weights the host's rows and adds them up, where the device adds the sum to its own.
 void sum_rows(Host & host, const RoutedBatch & batch, const HostSum & sum);
 
