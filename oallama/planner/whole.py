@@ -142,16 +142,13 @@ def _swaps(moves: Sequence[_Move], remaining: int) -> Iterator[tuple[_Move, ...]
     """Yield promising swaps: each move that fits and saves time; and each move with the best other one by seconds per
     byte that makes room for it, or that uses the room it frees, if both together save time."""
     by_worth = sorted(moves, key=lambda move: move.added_s / max(1, abs(move.added_bytes)))
+    adding, freeing = [m for m in by_worth if m.added_bytes > 0], [m for m in by_worth if m.added_bytes <= 0]
     for move in moves:
-        room = remaining - move.added_bytes
+        room, own = remaining - move.added_bytes, set(move.operators)
         if room >= 0 and move.added_s < 0:
             yield (move,)
-        for other in by_worth:
-            if (
-                move.added_s + other.added_s < 0
-                and other.added_bytes <= room
-                and ((other.added_bytes > 0) is (room >= 0) and not set(move.operators).intersection(other.operators))
-            ):
+        for other in adding if room >= 0 else freeing:
+            if move.added_s + other.added_s < 0 and other.added_bytes <= room and own.isdisjoint(other.operators):
                 yield move, other
                 break
 
