@@ -2,8 +2,7 @@
 
 The split back end has one graph for a run (ggml_bridge/native/split/program.cpp). All its inputs lie first, and
 results that it copies back stay until the run ends. Anything else is freed after its last reader; allocation is best
-fit. In each phase GG and hot experts of all blocks come first, then what is launched
-several times, then CG, then CG'.
+fit. In each phase GG and hot experts of all blocks come first, then what is launched several times, then CG, then CG'.
 """
 
 from __future__ import annotations

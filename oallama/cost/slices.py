@@ -397,8 +397,8 @@ class _MissesOfBatch:
             return 0.0
         share = n_experts / self._kind.n_expert
         batch = max(1.0, of_rows * self._miss * self._rows / share)  # tokens
-        measured = max(1, round(batch))
-        return self._linear.cpu_alpha_s + share * self._kind.gemms.at(measured).cpu_linear_s * batch / measured
+        n_tokens = round(batch)
+        return self._linear.cpu_alpha_s + share * self._kind.gemms.at(n_tokens).cpu_linear_s * batch / n_tokens
 
     def _device_s(self, of_rows: float) -> float:
         """Seconds of the device for this share of all rows."""
@@ -480,7 +480,7 @@ def slice_times(
         copies = rates.copy_seconds(n_up, n_down, n_down // F32, n_steps)
     host_bytes, device_bytes = block.weighed_bytes(rows)
     host_sum_s, device_sum_s = host_bytes * rates.cpu_s_per_byte, device_bytes * rates.device_s_per_byte
-    if not device_bytes:
+    if block.after and not device_bytes:
         after_s = rates.device_s_per_byte if kind.context.resident else rates.cpu_s_per_byte
         copies = copies._replace(join_s=copies.join_s + rows * block.after * after_s)
     launch_s, staged_out_s = copies.launch_s + copies.staged_in_s, copies.staged_out_s

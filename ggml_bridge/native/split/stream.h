@@ -10,8 +10,8 @@
 // next one. The copy of the next block begins as soon as a slot is free, across layers and across the attention between
 // them, so that the link idles only when the ring is full. Of experts, those that the batch is likely to use are copied
 // ahead (expert_odds.h); once the router has chosen, missing ones follow, and those that are neither needed nor
-// requested yet are left out. So it is for further blocks that use the same experts: what these miss would wait for all
-// that is requested meanwhile.
+// requested yet are left out. Further blocks of the same router are requested by its choice, not by the odds: a missing
+// expert would wait for all copies that were requested in between.
 //
 // A device has one copy engine per direction, and no copy is interrupted: an activation that is sent during a copy of
 // weights waits for its end. So weights are requested in pieces, between which other copies pass, and only as many
