@@ -58,7 +58,7 @@ class SplitStats:
     """Counts of all contexts of the process since the backend was loaded or reset. Seconds and bytes."""
 
     n_graphs: int = 0  # sub-graphs that llama.cpp gave it
-    n_phases: int = 0  # launch, compute, join: one for an FFN, more where a result is needed in between
+    n_segments: int = 0  # launch, compute, join: one for an FFN, more where a result is needed in between
     n_built: int = 0  # prepared anew rather than found
     launch_s: float = 0.0  # sending inputs and starting the device
     host_s: float = 0.0  # computing CC

@@ -153,7 +153,7 @@ def test_a_plan_runs_as_planned_and_computes_what_stock_does(row: Row, models: P
     if (
         row.policy == "hetegen" and memory.weights_gpu == 0
     ):  # K and V, which read the same input, run together, and so do gate, up and down
-        assert decode[0].n_phases / 2 == 4 * placer.model.n_layer
+        assert decode[0].n_segments / 2 == 4 * placer.model.n_layer
 
 
 @pytest.mark.parametrize("row", [ROWS[0], Row("experts", "qwen3moe", link=SLOW_LINK)], ids=lambda row: row.policy)

@@ -115,7 +115,7 @@ def test_statistics_are_those_of_the_last_answer(f16: Path) -> None:
         assert first is not None
         assert first.prompt.n_graphs == 2 * n_layer - 1
         assert first.n_decoded == len(answer.tokens) - (answer.end == "limit")
-        assert first.decode.n_graphs == first.decode.n_phases == n_layer * first.n_decoded + 1
+        assert first.decode.n_graphs == first.decode.n_segments == n_layer * first.n_decoded + 1
         per_token = first.per_token()
         parts = sum(seconds for name, seconds in per_token.items() if name != "total_s")
         assert 0 < parts <= per_token["total_s"] * 1.001

@@ -117,7 +117,7 @@ def test_mul_mats_of_an_ffn_may_be_cut_apart(
 
     with counted() as done, with_plugin(path, device, share) as context:
         assert_stock(logits_of(context, TOKENS[:64]), path, TOKENS[:64])
-    assert (done[0].n_phases == 2) == (not apart), "in two layers; what is cut alike is one block"
+    assert (done[0].n_segments == 2) == (not apart), "in two layers; what is cut alike is one block"
 
 
 @pytest.mark.parametrize(

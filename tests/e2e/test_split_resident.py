@@ -57,7 +57,7 @@ def test_what_crosses_for_a_token(device: str, models: Path) -> None:
             placed_logits(llama, TOKENS[:1])
     n_layer, bytes_of_x = case.placer.model.n_layer, case.placer.model.n_embd * F32
     assert (done[0].bytes_out, done[0].bytes_in) == (n_layer * bytes_of_x, n_layer * bytes_of_x)
-    assert done[0].n_phases == n_layer
+    assert done[0].n_segments == n_layer
 
 
 def test_a_load_whose_device_takes_no_such_blocks_says_so(models: Path) -> None:

@@ -340,7 +340,7 @@ Block moe_block(ggml_type up, ggml_type down, const MoeOptions & options) {
     return block;
 }
 
-// A shared expert beside those that are routed to, after them in one phase: it computes where nothing is a miss too.
+// A shared expert beside those that are routed to, after them in one segment: it computes where nothing is a miss too.
 Block shared_expert_block(ggml_type type) {
     Block block       = moe_block(type, type);
     block.name        = "a shared expert, " + block.name;
@@ -358,7 +358,7 @@ Block shared_expert_block(ggml_type type) {
     return block;
 }
 
-// A dense weight and experts in one phase: of the dense one all is needed, whatever experts are chosen.
+// A dense weight and experts in one segment: of the dense one all is needed, whatever experts are chosen.
 Block beside_dense_block(ggml_type type, bool dense_first) {
     Block block    = moe_block(type, type);
     block.name     = "a dense weight and " + block.name;

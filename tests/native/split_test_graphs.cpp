@@ -1,4 +1,4 @@
-// Shapes of blocks: one phase each, the bytes that come back, chunks. Their results are `random`'s to test.
+// Shapes of blocks: one segment each, the bytes that come back, chunks. Their results are `random`'s to test.
 
 #include "split_test.h"
 
@@ -11,9 +11,9 @@ void check_phases(const Block & block, const std::string & options) {
     const PlanPtr       plan = plan_of(block, Cut::half);
     const Model         model(block, plan.get());
     const oallama_stats now = stats_of_known(model, 3);
-    check(now.n_graphs == 1 && now.n_phases == 1 && now.n_built == 0,
+    check(now.n_graphs == 1 && now.n_segments == 1 && now.n_built == 0,
           block.name + options + " runs as one: " + std::to_string(now.n_graphs) + " graphs, " +
-              std::to_string(now.n_phases) + " phases, " + std::to_string(now.n_built) + " built");
+              std::to_string(now.n_segments) + " segments, " + std::to_string(now.n_built) + " built");
 }
 
 void check_shapes() {
@@ -135,11 +135,12 @@ std::string dump_of(const Block & block, const char * level) {
 void check_dump() {
     const Block block = ffn_block(q4_0, q4_0);
     const auto  has = [](const std::string & dump, const char * what) { return dump.find(what) != std::string::npos; };
-    const auto  phase = dump_of(block, "1");
-    const auto  nodes = dump_of(block, "2");
+    const auto  segment = dump_of(block, "1");
+    const auto  nodes   = dump_of(block, "2");
     check(dump_of(block, "0").empty(), "programs are logged where this is asked for alone");
-    check(has(phase, "## PROGRAM") && has(phase, "phase 0: ") && !has(phase, "node #"), "a line a phase: " + phase);
-    check(has(nodes, "phase 0: ") && has(nodes, "MUL_MAT") && has(nodes, "AXIS_0") && has(nodes, "PARTIAL"),
+    check(has(segment, "## PROGRAM") && has(segment, "segment 0: ") && !has(segment, "node #"),
+          "a line a segment: " + segment);
+    check(has(nodes, "segment 0: ") && has(nodes, "MUL_MAT") && has(nodes, "AXIS_0") && has(nodes, "PARTIAL"),
           "and a line a node: " + nodes);
 }
 

@@ -22,7 +22,7 @@ std::string hot_text(const Block & block, const std::string & hot, const std::st
     return text;
 }
 
-// One sub-graph and one phase, and of one token as many rows come back as may be hits.
+// One sub-graph and one segment, and of one token as many rows come back as may be hits.
 void check_phases(bool bias, const std::string & hot, int64_t n_hot) {
     const Block   block = moe_block(q4_0, q4_0, {Ffn::silu, Gate::par, bias});
     const PlanPtr plan  = new_plan(hot_text(block, hot));
@@ -34,8 +34,8 @@ void check_phases(bool bias, const std::string & hot, int64_t n_hot) {
     check(told(plan.get()).device_bytes == bytes && memory().device_weights >= bytes,
           "the device holds the hot experts' bytes");
     const oallama_stats now = stats_of_known(model, 1);
-    check(now.n_graphs == 1 && now.n_phases == 1 && now.n_built == 0,
-          std::string("experts, some of them hot, are one phase") + (bias ? ", with biases" : ""));
+    check(now.n_graphs == 1 && now.n_segments == 1 && now.n_built == 0,
+          std::string("experts, some of them hot, are one segment") + (bias ? ", with biases" : ""));
     const int64_t n_rows = std::min<int64_t>(n_hot, 2);
     if (resident) { // the device adds the host's sum to its own
         check(now.bytes_out == block.n_embd * 4 + 2 * 4 + 2 * 4, "an input, experts and routing weights are fetched");

@@ -33,7 +33,7 @@ Source Build::source_of(int i, int s) {
 }
 
 //
-// mirrored values on either side: bound to llama.cpp's memory, sent when the phase begins, or fetched
+// mirrored values on either side: bound to llama.cpp's memory, sent when the segment begins, or fetched
 //
 
 namespace {
@@ -91,12 +91,12 @@ ggml_tensor * Build::input(const ggml_tensor * src, Origin origin, Tokens tokens
     ggml_tensor *& known = inputs_[src];
     if (known == nullptr) {
         known = stage(like(src));
-        phase.inputs.push_back({known, origin, 0});
+        segment.inputs.push_back({known, origin, 0});
     }
-    for (Phase & earlier : program.phases) {
+    for (Segment & earlier : program.segments) {
         read(earlier.inputs, known, tokens);
     }
-    read(phase.inputs, known, tokens);
+    read(segment.inputs, known, tokens);
     return known;
 }
 
@@ -110,7 +110,7 @@ ggml_tensor * Build::mirrored_on_device(int i, int s, Tokens tokens, int64_t beg
     }
     const auto    ne        = tokens.shape(src, count);
     const int64_t first_row = tokens.first_row(src);
-    for (const Upload & upload : phase.uploads) {
+    for (const Upload & upload : segment.uploads) {
         if (upload.what != Upload::What::value || upload.source.origin.of(graph) != src || upload.begin != begin ||
             upload.count != count) {
             continue;
@@ -133,7 +133,7 @@ ggml_tensor * Build::mirrored_on_device(int i, int s, Tokens tokens, int64_t beg
     upload.packed    = count == src->ne[0] && ggml_is_contiguous(src);
     upload.staging   = take_staging(upload.tensor);
     keep_sent(upload.tensor);
-    phase.uploads.push_back(upload);
+    segment.uploads.push_back(upload);
     return upload.tensor;
 }
 

@@ -1,8 +1,8 @@
 // The Build: state shared by the builders while build_program makes a program.
 //
 // build_program (program.cpp) gives each node of a sub-graph to the builder of its state (build_cut.h, build_routed.h),
-// phase by phase. All builders add tensors to one Build: the program, the present phase, and each value's tensor on
-// each side.
+// segment by segment. All builders add tensors to one Build: the program, the present segment, and each value's tensor
+// on each side.
 
 #pragma once
 
@@ -29,9 +29,9 @@ struct Build {
     const ggml_cgraph * graph;
     const Values &      values;
     Program &           program;
-    Phase               phase; // the present one
+    Segment             segment; // the present one
 
-    // Nodes of the device's graph in the present phase: results of GG, CG and CG', and their sums.
+    // Nodes of the device's graph in the present segment: results of GG, CG and CG', and their sums.
     std::array<std::vector<ggml_tensor *>, n_sides> device_nodes;
     std::vector<ggml_tensor *>                      join_nodes; // what makes results whole in device memory
 
@@ -55,7 +55,7 @@ struct Build {
 
     Origin origin_of(int node, int src) const;
 
-    // Source s of node i, as the host reads it before a phase is launched.
+    // Source s of node i, as the host reads it before a segment is launched.
     Source source_of(int i, int s);
 
     // Source s of node i: elements [begin, begin + count) of each row of some tokens; count < 0: all.
@@ -64,7 +64,7 @@ struct Build {
     // tokens: of which it is read.
     ggml_tensor * mirrored_on_host(int i, int s, Tokens tokens = {});
 
-    // A mirrored value on the device; sent when the phase begins, unless it is there already.
+    // A mirrored value on the device; sent when the segment begins, unless it is there already.
     ggml_tensor * mirrored_on_device(int i, int s, Tokens tokens, int64_t begin, int64_t count);
 
     // A tensor of llama.cpp's in the device's graph. It has an address (set again before each run), so that the
@@ -97,7 +97,7 @@ struct Build {
     // A tensor of the same type, shape and strides.
     ggml_tensor * like(const ggml_tensor * tensor);
 
-    // A mirrored value that is in device memory: fetched when the phase begins, or a view of what the host computes.
+    // A mirrored value that is in device memory: fetched when the segment begins, or a view of what the host computes.
     ggml_tensor * input(const ggml_tensor * src, Origin origin, Tokens tokens);
 
     // Elements [begin, begin + count) of each row of some tokens of a tensor of llama.cpp's, as kernels can read them:

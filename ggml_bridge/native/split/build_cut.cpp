@@ -146,13 +146,13 @@ ggml_tensor * CutBuilder::weighted_sum() {
 ggml_tensor * CutBuilder::slot_of(int i, const SplitWeight & weight, Side side) {
     count_use(i, weight.slice().e);
     const StreamedPart part = {&weight, side};
-    for (const Streamed & streamed : build_.phase.streamed) {
+    for (const Streamed & streamed : build_.segment.streamed) {
         if (streamed.part == part) {
             return streamed.tensor;
         }
     }
     ggml_tensor * out = weight.new_tensor(build_.ctx(), side);
-    build_.phase.streamed.push_back({part, out});
+    build_.segment.streamed.push_back({part, out});
     build_.program.stream = device_spec_of(build_.graph->nodes[i]->src[0]).stream;
     return out;
 }
@@ -160,10 +160,10 @@ ggml_tensor * CutBuilder::slot_of(int i, const SplitWeight & weight, Side side) 
 void CutBuilder::count_use(int i, int64_t n_expert) {
     const ggml_tensor * node = build_.graph->nodes[i];
     const ggml_tensor * ids  = node->op == GGML_OP_MUL_MAT_ID ? node->src[2] : nullptr;
-    if (build_.phase.streamed.empty()) {
-        build_.chosen_by = ids != nullptr && ids->ne[0] < n_expert ? ids : nullptr;
-        build_.n_expert  = n_expert;
-        build_.phase.ids = build_.chosen_by == nullptr ? Source{} : build_.source_of(i, 2);
+    if (build_.segment.streamed.empty()) {
+        build_.chosen_by   = ids != nullptr && ids->ne[0] < n_expert ? ids : nullptr;
+        build_.n_expert    = n_expert;
+        build_.segment.ids = build_.chosen_by == nullptr ? Source{} : build_.source_of(i, 2);
     } else if (ids != build_.chosen_by || n_expert != build_.n_expert) {
         build_.chosen_by = nullptr;
     }
@@ -226,7 +226,7 @@ void CutBuilder::fetch(int i, ggml_tensor * tensor, Download::Join how, int64_t 
     const Value &       v        = build_.value(i);
     const bool          one_row  = node->ne[1] * node->ne[2] * node->ne[3] == 1;
     const bool          moves    = v.state == State::axis_0 && has(v, side_host) && v.cc < v.extent;
-    const bool          first    = build_.phase.downloads.empty() || build_.phase.downloads.back().node != i;
+    const bool          first    = build_.segment.downloads.empty() || build_.segment.downloads.back().node != i;
     const auto          ne       = tokens.shape(node, 1);
     const auto          host_ne  = tokens_of(v, side_host).shape(node, 1);
     Download            download = {};
@@ -244,7 +244,7 @@ void CutBuilder::fetch(int i, ggml_tensor * tensor, Download::Join how, int64_t 
         how == Download::Join::scatter && (count == download.extent || (one_row && download.extent == node->ne[0]));
     download.staging = build_.take_staging(tensor);
     ggml_set_output(tensor);
-    build_.phase.downloads.push_back(download);
+    build_.segment.downloads.push_back(download);
 }
 
 } // namespace oallama

@@ -32,7 +32,7 @@ class CutBuilder {
     // A weight's CG or CG' in a slot of the ring, which its data pointer is set to when its turn has come.
     ggml_tensor * slot_of(int i, const SplitWeight & weight, Side side);
 
-    // Whether only the experts that are used are to be copied: where all that the phase streams is chosen from by the
+    // Whether only the experts that are used are to be copied: where all that the segment streams is chosen from by the
     // same ids, and not all of it, as in llama.cpp's warm-up.
     void count_use(int i, int64_t n_expert);
 

@@ -12,7 +12,7 @@ void ResidentBuilder::make_sum(int node, ggml_tensor * host, ggml_tensor * devic
                                    static_cast<size_t>(tokens.first) * to->nb[tokens.dim]);
     }
     if (host != nullptr) {
-        build_.phase.host_results.push_back({host, to});
+        build_.segment.host_results.push_back({host, to});
     }
     if (device != nullptr) {
         write(host == nullptr ? ggml_cpy(build_.ctx(), device, to) : ggml_add_inplace(build_.ctx(), to, device));
@@ -35,11 +35,11 @@ void ResidentBuilder::put(int node, const Value & v, Side side) {
     if (side != side_host) {
         write(ggml_cpy(build_.ctx(), ggml_reshape_2d(build_.ctx(), from, count, n), to));
     } else if (count == v.extent || n == 1) {
-        build_.phase.host_results.push_back({from, to});
+        build_.segment.host_results.push_back({from, to});
     } else {
         ggml_tensor * sent = ggml_new_tensor_2d(build_.ctx(), out->type, count, n);
         keep_sent(sent);
-        build_.phase.host_results.push_back({from, sent});
+        build_.segment.host_results.push_back({from, sent});
         write(ggml_cpy(build_.ctx(), sent, to));
     }
 }

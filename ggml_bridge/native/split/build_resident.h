@@ -1,5 +1,5 @@
 // The builder of results in device memory: blocks that live there read llama.cpp's tensors where they are, and what the
-// host has of a result is sent up when the phase ends. Not before: a result may lie where the phase still reads.
+// host has of a result is sent up when the segment ends. Not before: a result may lie where the segment still reads.
 
 #pragma once
 

@@ -107,19 +107,19 @@ void RoutedBuilder::emit_sum(int i) {
                                    ? build_.stage(ggml_new_tensor(build_.ctx(), node->type, GGML_MAX_DIMS, node->ne))
                                    : nullptr;
     if (own != nullptr && summed) {
-        build_.phase.sums.push_back({build_.side_of(rows, side_host), own, number_of(routed)});
+        build_.segment.sums.push_back({build_.side_of(rows, side_host), own, number_of(routed)});
         resident_.make_sum(i, own, device_part, {});
         return;
     }
     fetch_rows(i, Download::Join::sum, device_part, routed, own);
-    build_.phase.downloads.back().host_rows = build_.side_of(rows, side_host);
-    build_.phase.downloads.back().summed    = summed;
+    build_.segment.downloads.back().host_rows = build_.side_of(rows, side_host);
+    build_.segment.downloads.back().summed    = summed;
 }
 
 Routed & RoutedBuilder::routing_of(int mul_mat) {
     const ggml_tensor * chosen = build_.graph->nodes[mul_mat]->src[2];
     const SplitWeight * weight = weight_of(build_.graph->nodes[mul_mat]->src[0]);
-    for (Routed & routed : build_.phase.routings) {
+    for (Routed & routed : build_.segment.routings) {
         if (routed.ids.origin.of(build_.graph) == chosen &&
             routed.weights.front()->slice().hot == weight->slice().hot) {
             if (std::find(routed.weights.begin(), routed.weights.end(), weight) == routed.weights.end()) {
@@ -128,8 +128,8 @@ Routed & RoutedBuilder::routing_of(int mul_mat) {
             return routed;
         }
     }
-    build_.phase.routings.emplace_back();
-    Routed & made = build_.phase.routings.back();
+    build_.segment.routings.emplace_back();
+    Routed & made = build_.segment.routings.back();
     made.weights  = {weight};
     made.ids      = build_.source_of(mul_mat, 2);
     made.n_used   = chosen->ne[0];
@@ -198,7 +198,7 @@ ggml_tensor * RoutedBuilder::rows_for_misses(Routed & routed, ggml_tensor * x) {
 }
 
 ggml_tensor * RoutedBuilder::rows_for_launches(Routed & routed, ggml_tensor * x) {
-    ggml_tensor *& known = packed_[{&routed - build_.phase.routings.data(), x}];
+    ggml_tensor *& known = packed_[{&routed - build_.segment.routings.data(), x}];
     if (known == nullptr) {
         ggml_tensor * index = numbers(routed, x->ne[1] > 1 ? Upload::What::ranks : Upload::What::tokens, 0);
         ggml_tensor * list  = ggml_reshape_2d(build_.ctx(), read_again(x), x->ne[0], x->ne[1] * x->ne[2]);
@@ -215,7 +215,7 @@ ggml_tensor * RoutedBuilder::rows_for_launches(Routed & routed, ggml_tensor * x)
 
 ggml_tensor * RoutedBuilder::numbers(Routed & routed, Upload::What what, int dim) {
     ggml_tensor * whole = nullptr;
-    for (const Upload & upload : build_.phase.uploads) {
+    for (const Upload & upload : build_.segment.uploads) {
         whole = upload.what == what && upload.routed == number_of(routed) ? upload.tensor : whole;
     }
     if (whole == nullptr) {
@@ -233,7 +233,7 @@ ggml_tensor * RoutedBuilder::device_biases(Routed & routed, int i) {
         send(Upload::What::biases,
              ggml_new_tensor_2d(build_.ctx(), GGML_TYPE_F32, biases->ne[0], routed.weights.front()->n_slots()), routed,
              {{i, 1}});
-    build_.phase.uploads.back().biases = biases;
+    build_.segment.uploads.back().biases = biases;
     return sent;
 }
 
@@ -245,7 +245,7 @@ ggml_tensor * RoutedBuilder::send(Upload::What what, ggml_tensor * tensor, const
     upload.source  = source;
     upload.routed  = number_of(routed);
     upload.staging = build_.take_staging(tensor);
-    build_.phase.uploads.push_back(upload);
+    build_.segment.uploads.push_back(upload);
     return tensor;
 }
 
@@ -258,7 +258,7 @@ ggml_tensor * RoutedBuilder::weights_of(Routed & routed, int64_t n_ranks, int64_
     for (int d = 1; d < GGML_MAX_DIMS; d++) {
         ids->nb[d] = ggml_nbytes(ids);
     }
-    for (Upload & upload : build_.phase.uploads) {
+    for (Upload & upload : build_.segment.uploads) {
         upload.staging = upload.tensor == ids ? build_.take_staging(ids) : upload.staging;
     }
     const size_t  row = static_cast<size_t>(n_ranks) * sizeof(float);
@@ -297,10 +297,10 @@ void RoutedBuilder::fetch_rows(int i, Download::Join how, ggml_tensor * rows, co
     download.routed = number_of(routed);
     download.to     = whole;
     if (whole != nullptr) {
-        build_.phase.host_results.push_back({whole, build_.whole_on_device(build_.graph->nodes[i], {i, -1})});
+        build_.segment.host_results.push_back({whole, build_.whole_on_device(build_.graph->nodes[i], {i, -1})});
     }
     ggml_set_output(rows);
-    build_.phase.downloads.push_back(download);
+    build_.segment.downloads.push_back(download);
 }
 
 } // namespace oallama

@@ -16,13 +16,13 @@ class RoutedBuilder {
     // Sums rows on the device if the result stays there, or if that saves many copies; else on the host.
     void emit_sum(int i);
 
-    void end_phase() { packed_.clear(); }
+    void end_segment() { packed_.clear(); }
 
   private:
     // The routing that a mul-mat of the graph is done by.
     Routed & routing_of(int mul_mat);
 
-    int number_of(const Routed & routed) const { return static_cast<int>(&routed - build_.phase.routings.data()); }
+    int number_of(const Routed & routed) const { return static_cast<int>(&routed - build_.segment.routings.data()); }
 
     // The input of a mul-mat by hot experts on a side.
     ggml_tensor * routed_input(int i, Side side, Routed & routed);
@@ -39,7 +39,7 @@ class RoutedBuilder {
     // A bias for each slot. biases: [n, n_expert].
     ggml_tensor * device_biases(Routed & routed, int i);
 
-    // Sends a tensor of a routing to the device when the phase begins.
+    // Sends a tensor of a routing to the device when the segment begins.
     ggml_tensor * send(Upload::What what, ggml_tensor * tensor, const Routed & routed, Source source);
 
     // Routing weights of the device's rows, [1, n_ranks, n_tokens].

@@ -6,7 +6,7 @@ namespace oallama {
 
 void CopyState::forget_copies() {
     small_copies.forget();
-    last_phase = nullptr;
+    last_segment = nullptr;
 }
 
 DeviceSide::DeviceSide(ggml_backend_dev_t device)
@@ -49,12 +49,12 @@ bool DeviceSide::allocate(Program & program, size_t slot) {
 // Biases of experts in slots have memory of their own, the same for all programs: a token finds there what those before
 // it were sent.
 void DeviceSide::place_biases(Program & program) {
-    for (Phase & phase : program.phases) {
-        for (Upload & upload : phase.uploads) {
+    for (Segment & segment : program.segments) {
+        for (Upload & upload : segment.uploads) {
             if (upload.what != Upload::What::biases) {
                 continue;
             }
-            const auto & table = phase.routings[static_cast<size_t>(upload.routed)].weights.front()->table();
+            const auto & table = segment.routings[static_cast<size_t>(upload.routed)].weights.front()->table();
             const auto   known = std::find_if(slot_biases_.begin(), slot_biases_.end(), [&](const auto & held) {
                 return held->biases == upload.biases && held->table == table;
             });
@@ -82,30 +82,30 @@ std::unique_ptr<SlotBiases> DeviceSide::new_biases(const Upload & upload, const 
         SlotBiases{upload.biases, table, std::move(buffer), std::vector<int32_t>(table->expert_in().size(), -1)});
 }
 
-// A place in the ring for what every phase streams; its tensors are in a slot before activations get the rest of the
+// A place in the ring for what every segment streams; its tensors are in a slot before activations get the rest of the
 // memory.
 void DeviceSide::place_streamed(Program & program, size_t slot) {
-    for (Phase & phase : program.phases) {
-        if (phase.streamed.empty()) {
+    for (Segment & segment : program.segments) {
+        if (segment.streamed.empty()) {
             continue;
         }
         std::vector<StreamedPart> parts;
-        for (const Streamed & streamed : phase.streamed) {
+        for (const Streamed & streamed : segment.streamed) {
             parts.push_back(streamed.part);
         }
-        phase.block = stream(program.stream).block(parts, phase.n_used);
+        segment.block = stream(program.stream).block(parts, segment.n_used);
     }
-    for (const Phase & phase : program.phases) { // the ring may have moved while it grew
-        for (size_t i = 0; i < phase.streamed.size(); i++) {
-            stream_->bind(phase.streamed[i].tensor, *phase.block, slot, phase.block->offsets[i]);
+    for (const Segment & segment : program.segments) { // the ring may have moved while it grew
+        for (size_t i = 0; i < segment.streamed.size(); i++) {
+            stream_->bind(segment.streamed[i].tensor, *segment.block, slot, segment.block->offsets[i]);
         }
-        slot = phase.block != nullptr ? stream_->slot_after(slot) : slot;
+        slot = segment.block != nullptr ? stream_->slot_after(slot) : slot;
     }
 }
 
 void DeviceSide::open_fetching(const Program & program) {
-    const bool fetches = std::any_of(program.phases.begin(), program.phases.end(),
-                                     [](const Phase & phase) { return !phase.inputs.empty(); });
+    const bool fetches = std::any_of(program.segments.begin(), program.segments.end(),
+                                     [](const Segment & segment) { return !segment.inputs.empty(); });
     if (fetches && has_events() && !fetching_) {
         fetching_.reset(ggml_backend_dev_init(device_, nullptr));
     }
@@ -132,10 +132,10 @@ void DeviceSide::ask_ahead(Time until, int64_t n_tokens) {
     }
 }
 
-// The device has been given what it computes between two phases: until it has done that, nothing is sent to it.
+// The device has been given what it computes between two segments: until it has done that, nothing is sent to it.
 void DeviceSide::computes_input(int64_t n_tokens) {
     SmallCopies & copies = copy_state.small_copies;
-    Phase *       last   = copy_state.last_phase;
+    Segment *     last   = copy_state.last_segment;
     if (last == nullptr || last->pacing.feeds_device || copies.is_last(last->pacing.results_sent)) {
         return; // no new input was sent
     }

@@ -2,7 +2,7 @@
 //
 // A context has one DeviceSide for each device (run.h), whose functions are called by the thread that computes its
 // graphs. It has three streams of the device: one computes; one copies inputs of blocks that live on the device to the
-// host, concurrently, as these inputs are complete when a phase begins and not overwritten before the host has them;
+// host, concurrently, as these inputs are complete when a segment begins and not overwritten before the host has them;
 // one copies weights (stream.h). Memory for activations is shared by all programs on the device, of which one runs at a
 // time.
 
@@ -13,13 +13,13 @@
 
 namespace oallama {
 
-// State from one phase to the next: which copies of weights may be requested now.
+// State from one segment to the next: which copies of weights may be requested now.
 struct CopyState {
-    SmallCopies small_copies;         // to the device
-    Phase *     last_phase = nullptr; // the phase that ended last, until the next one is launched
-    size_t      slot       = no_slot; // the slot with which the device computes
-    size_t      foreseen   = 0;       // the slot of the next streamed block, while a graph is prepared
-    int64_t     streamed   = 0;       // tokens of the last program that streamed
+    SmallCopies small_copies;           // to the device
+    Segment *   last_segment = nullptr; // the segment that ended last, until the next one is launched
+    size_t      slot         = no_slot; // the slot with which the device computes
+    size_t      foreseen     = 0;       // the slot of the next streamed block, while a graph is prepared
+    int64_t     streamed     = 0;       // tokens of the last program that streamed
 
     void forget_copies();
 };

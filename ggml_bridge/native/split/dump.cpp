@@ -33,24 +33,24 @@ template <typename Copies, typename BytesOf> std::string copies(const Copies & o
     return format("%zu (%lld bytes)", of.size(), static_cast<long long>(bytes));
 }
 
-std::string dump_phase(size_t number, const Phase & phase) {
-    const auto n_join = phase.device_end - phase.join_begin;
-    return format("phase %zu: ", number) + "inputs " +
-           copies(phase.inputs, [](const Input & one) { return one.bytes; }) + ", uploads " +
-           copies(phase.uploads, [](const Upload & one) { return ggml_nbytes(one.tensor); }) + ", streamed " +
-           copies(phase.streamed, [](const Streamed & one) { return ggml_nbytes(one.tensor); }) +
+std::string dump_segment(size_t number, const Segment & segment) {
+    const auto n_join = segment.device_end - segment.join_begin;
+    return format("segment %zu: ", number) + "inputs " +
+           copies(segment.inputs, [](const Input & one) { return one.bytes; }) + ", uploads " +
+           copies(segment.uploads, [](const Upload & one) { return ggml_nbytes(one.tensor); }) + ", streamed " +
+           copies(segment.streamed, [](const Streamed & one) { return ggml_nbytes(one.tensor); }) +
            format(", host nodes %d, device nodes %d + %d routed + %d streamed + %d join, ",
-                  phase.host_end - phase.host_begin, phase.launches_begin - phase.device_begin,
-                  phase.stream_begin - phase.launches_begin, phase.join_begin - phase.stream_begin, n_join) +
-           "downloads " + copies(phase.downloads, [](const Download & one) { return ggml_nbytes(one.tensor); }) +
-           ", host results " + copies(phase.host_results, [](const HostResult & one) { return ggml_nbytes(one.to); }) +
-           "\n";
+                  segment.host_end - segment.host_begin, segment.launches_begin - segment.device_begin,
+                  segment.stream_begin - segment.launches_begin, segment.join_begin - segment.stream_begin, n_join) +
+           "downloads " + copies(segment.downloads, [](const Download & one) { return ggml_nbytes(one.tensor); }) +
+           ", host results " +
+           copies(segment.host_results, [](const HostResult & one) { return ggml_nbytes(one.to); }) + "\n";
 }
 
 std::string dump_node(int number, const ggml_tensor * node, const Value & v) {
     const bool cut = v.state == State::axis_0 || v.state == State::partial;
-    return format("node #%3d (%10.10s): %20.20s [%8s] phase %d%s", number, ggml_op_desc(node), node->name,
-                  name_of(v.state), v.phase, v.wanted ? " wanted" : "") +
+    return format("node #%3d (%10.10s): %20.20s [%8s] segment %d%s", number, ggml_op_desc(node), node->name,
+                  name_of(v.state), v.segment, v.wanted ? " wanted" : "") +
            (cut ? format(" cc %lld cg %lld of %lld, n_g %lld", static_cast<long long>(v.cc),
                          static_cast<long long>(v.cg), static_cast<long long>(v.extent), static_cast<long long>(v.n_g))
                 : "") +
@@ -69,8 +69,8 @@ void dump_program(const ggml_cgraph * graph, const Values & values, const Progra
                               static_cast<long long>(program.n_tokens),
                               program.device == nullptr ? "none" : ggml_backend_dev_name(program.device),
                               program.resident ? ", resident" : "");
-    for (size_t i = 0; i < program.phases.size(); i++) {
-        text += dump_phase(i, program.phases[i]);
+    for (size_t i = 0; i < program.segments.size(); i++) {
+        text += dump_segment(i, program.segments[i]);
     }
     for (int i = 0; level > 1 && i < graph->n_nodes; i++) {
         if (!is_view(graph->nodes[i]->op)) {

@@ -207,12 +207,12 @@ char * row_of(const ggml_tensor * tensor, int64_t n_used, int64_t row) {
 
 } // namespace
 
-void route_phase(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches, Exchange * exchange,
-                 bool in_turns) {
-    batches.resize(std::max(batches.size(), phase.routings.size()));
-    const bool packs = phase.packs();
-    for (size_t i = 0; i < phase.routings.size(); i++) {
-        const Routed &                       routed = phase.routings[i];
+void route_segment(Segment & segment, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches,
+                   Exchange * exchange, bool in_turns) {
+    batches.resize(std::max(batches.size(), segment.routings.size()));
+    const bool packs = segment.packs();
+    for (size_t i = 0; i < segment.routings.size(); i++) {
+        const Routed &                       routed = segment.routings[i];
         RoutedBatch &                        batch  = batches[i];
         const SplitWeight &                  first  = *routed.weights.front();
         const std::shared_ptr<ExpertTable> & table  = first.table();
@@ -237,16 +237,16 @@ void route_phase(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBat
         std::vector<ExpertTable::Move> moves;
         if (exchange != nullptr && packs == routed.packs()) { // what is chosen is fetched all in one way
             const int64_t n_rows = packs ? 0 : routed.n_device * routed.n_rows / routed.n_used;
-            moves = exchange->choose_fetched(table, batch.chosen, phase.row_s, phase.device_row_s, n_rows,
+            moves = exchange->choose_fetched(table, batch.chosen, segment.row_s, segment.device_row_s, n_rows,
                                              packs && in_turns);
         }
         if (routed.packs()) {
             route_packed(batch, routed.n_most, slot_of, moves);
         } else {
             const std::vector<int32_t> now    = table->slot_of();
-            const bool                 shares = exchange != nullptr && phase.routings.size() == 1;
+            const bool                 shares = exchange != nullptr && segment.routings.size() == 1;
             route(batch, routed.n_device, now, first.n_slots(), takes_experts_once(routed),
-                  shares ? choose_hits(phase.both_s, batch, routed.n_device, now) : routed.n_device);
+                  shares ? choose_hits(segment.both_s, batch, routed.n_device, now) : routed.n_device);
         }
         for (const Sized & sized : routed.sized) {
             resize(sized, batch.n_host_rows());

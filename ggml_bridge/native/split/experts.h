@@ -9,10 +9,10 @@
 // then with the experts that take their place. So the device computes needed rows only, and computes one launch while
 // the next launch's experts are copied.
 //
-// When a phase is launched, `route_phase` reads its ids and gives the host's tensors their sizes; `pack` makes what the
-// device is sent; when both sides have computed, `join_routed` makes a node whole. All three are called by the thread
-// that computes (run.cpp). A batch's routing is kept by the context, not with programs: of large batches not many would
-// fit.
+// When a segment is launched, `route_segment` reads its ids and gives the host's tensors their sizes; `pack` makes what
+// the device is sent; when both sides have computed, `join_routed` makes a node whole. All three are called by the
+// thread that computes (run.cpp). A batch's routing is kept by the context, not with programs: of large batches not
+// many would fit.
 
 #pragma once
 
@@ -33,7 +33,7 @@ struct RoutedLaunch {
     size_t  after;    // launches that have to be done before these are copied
 };
 
-// One of a phase's routings for the batch at hand.
+// One of a segment's routings for the batch at hand.
 struct RoutedBatch {
     std::vector<int32_t> chosen;  // experts, [n_used, n_tokens]
     std::vector<float>   weights; // of these, where they are needed
@@ -70,12 +70,12 @@ void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & s
 void route_packed(RoutedBatch & batch, int64_t n_most, const std::vector<int32_t> & slot_of,
                   const std::vector<ExpertTable::Move> & moves);
 
-// Reads the ids of the batch at hand, a batch for each of the phase's routings, and gives the host's tensors their
+// Reads the ids of the batch at hand, a batch for each of the segment's routings, and gives the host's tensors their
 // sizes and the rows that are misses. exchange: of the context's hot experts; NULL: they stay. in_turns: a slot may
 // serve several of a batch's experts, one after the other. Throws OALLAMA_FAILED for an expert that does not exist, or
 // where mul-mats of one block have come to other hot experts.
-void route_phase(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches, Exchange * exchange,
-                 bool in_turns);
+void route_segment(Segment & segment, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches,
+                   Exchange * exchange, bool in_turns);
 
 // Gives the device's tensors the sizes of a launch, and those that it is sent the places of what is sent for it.
 void shape(const Routed & routed, const RoutedLaunch & launch);

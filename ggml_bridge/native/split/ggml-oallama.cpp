@@ -958,7 +958,7 @@ static int get_stats(oallama_stats * out, std::initializer_list<BatchKind> count
             return total;
         };
         const auto seconds = [&](std::atomic<int64_t> Stats::* one) { return static_cast<double>(sum(one)) * 1e-9; };
-        *out               = {sum(&Stats::n_graphs),       sum(&Stats::n_phases),       sum(&Stats::n_built),
+        *out               = {sum(&Stats::n_graphs),       sum(&Stats::n_segments),     sum(&Stats::n_built),
                               seconds(&Stats::launch_ns),  seconds(&Stats::host_ns),    seconds(&Stats::wait_ns),
                               seconds(&Stats::join_ns),    seconds(&Stats::total_ns),   sum(&Stats::bytes_in),
                               sum(&Stats::bytes_out),      sum(&Stats::bytes_streamed), sum(&Stats::n_uses),
@@ -980,7 +980,7 @@ int oallama_reset_stats(void) {
         for (BatchKind kind : {SEVERAL, SINGLE}) {
             Stats & done = stats(kind);
             for (std::atomic<int64_t> * one :
-                 {&done.n_graphs, &done.n_phases, &done.n_built, &done.launch_ns, &done.host_ns, &done.wait_ns,
+                 {&done.n_graphs, &done.n_segments, &done.n_built, &done.launch_ns, &done.host_ns, &done.wait_ns,
                   &done.join_ns, &done.total_ns, &done.bytes_in, &done.bytes_out, &done.bytes_streamed, &done.n_uses,
                   &done.n_hits, &done.n_fetched, &done.n_exchanged, &done.bytes_exchanged}) {
                 *one = 0;

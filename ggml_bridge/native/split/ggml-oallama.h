@@ -162,7 +162,7 @@ int oallama_get_device_compute(const char * device, int64_t * bytes);
 
 typedef struct oallama_stats {
     int64_t n_graphs;        // sub-graphs that llama.cpp gave us
-    int64_t n_phases;        // launch, compute, join; one for an FFN, more where a result is needed in between
+    int64_t n_segments;      // launch, compute, join; one for an FFN, more where a result is needed in between
     int64_t n_built;         // programs built rather than found
     double  launch_s;        // sending inputs and starting the device, on the caller's thread
     double  host_s;          // computing CC

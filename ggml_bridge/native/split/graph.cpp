@@ -294,7 +294,7 @@ class Finder {
         for (int i = 0; i < graph_->n_nodes; i++) {
             Value & v = value(i);
             v.wanted  = v.wanted || read_outside(graph_, i);
-            v.phase   = phase_; // phases never go back, so that memory that ggml reuses is free by then
+            v.segment = segment_; // segments never go back, so that memory that ggml reuses is free by then
             classify(i, v);
         }
         // a view is mirrored only if what it is a view of is
@@ -317,24 +317,24 @@ class Finder {
         return tensor == nullptr ? -1 : find_node(graph_, tensor, node);
     }
 
-    // The state of source s as the node may take it: only in the same phase, since its end may move it apart.
+    // The state of source s as the node may take it: only in the same segment, since its end may move it apart.
     State state_of(int i, int s, const Value & v) const {
         const int from = inside(i, s);
-        return from >= 0 && value(from).phase == v.phase ? value(from).state : State::mirrored;
+        return from >= 0 && value(from).segment == v.segment ? value(from).state : State::mirrored;
     }
 
-    // Whether source 1 is mirrored, on both sides, in the node's phase.
+    // Whether source 1 is mirrored, on both sides, in the node's segment.
     bool is_sent(int i, const Value & v) const {
         const int from = inside(i, 1);
-        return from < 0 || (value(from).state == State::mirrored && value(from).sent_ready <= v.phase);
+        return from < 0 || (value(from).state == State::mirrored && value(from).sent_ready <= v.segment);
     }
 
     void classify(int i, Value & v) {
         const ggml_tensor * node = graph_->nodes[i];
         const int           from = inside(i, 0);
-        if (is_view(node->op)) { // a view never begins a phase
+        if (is_view(node->op)) { // a view never begins a segment
             if (from >= 0 && v.state != State::term) {
-                v.phase            = value(from).phase;
+                v.segment          = value(from).segment;
                 v.host_ready       = value(from).host_ready;
                 v.sent_ready       = value(from).sent_ready;
                 const bool keeps   = keeps_state(i, v);
@@ -343,7 +343,7 @@ class Finder {
             return;
         }
         if (v.state == State::term || v.state == State::sum) { // found with the weighting
-            v.phase = value(v.weighting).phase;
+            v.segment = value(v.weighting).segment;
         } else if (is_mul_mat(node->op) && weight_of(node->src[0]) != nullptr) {
             classify_mul_mat(i, v);
         } else if (!keeps_state(i, v) && !is_summed(i, v)) {
@@ -351,9 +351,9 @@ class Finder {
                 want_mirrored(i, s, v, false);
             }
         }
-        v.host_ready = v.state == State::mirrored ? v.phase : v.phase + 1;
-        v.sent_ready = v.phase + 1;
-        phase_       = v.phase;
+        v.host_ready = v.state == State::mirrored ? v.segment : v.segment + 1;
+        v.sent_ready = v.segment + 1;
+        segment_     = v.segment;
     }
 
     // Whether the node's value has the state of its first source, with the same cut or routing.
@@ -503,7 +503,7 @@ class Finder {
     }
 
     // Notes that source s of node i is read mirrored: on the host, or also on the device, to which it is sent when a
-    // phase begins.
+    // segment begins.
     void want_mirrored(int i, int s, Value & v, bool sent) {
         const int from = inside(i, s);
         if (from < 0) {
@@ -511,7 +511,7 @@ class Finder {
         }
         Value & source = value(from);
         source.wanted  = source.wanted || source.state != State::mirrored;
-        v.phase        = std::max(v.phase, sent ? source.sent_ready : source.host_ready);
+        v.segment      = std::max(v.segment, sent ? source.sent_ready : source.host_ready);
     }
 
     void set_device(const ggml_tensor * weight, bool sent) {
@@ -528,7 +528,7 @@ class Finder {
     const ggml_cgraph * graph_;
     bool                fuse_;
     Values              found_;
-    int                 phase_ = 0; // of the node at hand
+    int                 segment_ = 0; // of the node at hand
 };
 
 } // namespace

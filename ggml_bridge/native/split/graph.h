@@ -10,7 +10,7 @@
 //     routed    rows of tokens' experts, [n, n_used, n_tokens], each on the side that computes its expert. Result of a
 //               mul-mat by a weight with hot experts; row-wise operations keep it (gate, up, GLU, down)
 //     term      routing weights times routed rows, one rank of them, or a part of their sum: not computed by itself
-//     sum       the sum of all terms: both sides' rows are weighted and added up when the phase ends
+//     sum       the sum of all terms: both sides' rows are weighted and added up when the segment ends
 //
 // `kept` (graph.cpp) is the only place that says which operation keeps which state. It is used twice: by `claims`, when
 // ggml asks operation by operation before there is a graph, with the plan's cuts; and by find_values, for each node of
@@ -20,7 +20,7 @@
 // of the other tokens are CG' there.
 //
 // The host side of an axis_0 value is packed at the front of the memory that llama.cpp gave the original. If the whole
-// value is wanted, its rows move to their places when the phase ends.
+// value is wanted, its rows move to their places when the segment ends.
 //
 // These functions keep no state; sub-graphs and their tensors are llama.cpp's.
 
@@ -68,9 +68,9 @@ enum class State { mirrored, axis_0, partial, routed, term, sum };
 
 struct Value {
     State   state      = State::mirrored;
-    int     phase      = 0;     // in which it is computed; a view: in which its source is
-    int     host_ready = 0;     // first phase in which the host can read it mirrored
-    int     sent_ready = 0;     // first phase that can send it whole to the device
+    int     segment    = 0;     // in which it is computed; a view: in which its source is
+    int     host_ready = 0;     // first segment in which the host can read it mirrored
+    int     sent_ready = 0;     // first segment that can send it whole to the device
     bool    wanted     = false; // mirrored, by llama.cpp or by an operation here
     bool    x_is_cut   = false; // a mul-mat along K whose input is cut alike along ne[0]
     int64_t cc         = 0;     // elements on the host

@@ -33,7 +33,7 @@ class Builder {
         for (int i = 0; i < build_.graph->n_nodes; i++) {
             emit(i);
         }
-        close_phase();
+        close_segment();
     }
 
   private:
@@ -47,11 +47,11 @@ class Builder {
             emit_view(i);
             return;
         }
-        if (v.phase > n_phase_) {
-            close_phase();
-            n_phase_ = v.phase;
+        if (v.segment > n_segment_) {
+            close_segment();
+            n_segment_ = v.segment;
         }
-        GGML_ASSERT(v.phase == n_phase_); // never an earlier one
+        GGML_ASSERT(v.segment == n_segment_); // never an earlier one
         if (node->op == GGML_OP_MUL_MAT_ID) {
             count_experts(i);
         }
@@ -79,7 +79,7 @@ class Builder {
         const SplitWeight * weight = weight_of(node->src[0]);
         ExpertUses *        uses   = weight == nullptr ? nullptr : plan_of(node->src[0])->uses_of(weight->slice());
         if (uses != nullptr && node->src[2]->ne[0] < node->src[0]->ne[2]) {
-            build_.phase.counted.push_back({uses, build_.source_of(i, 2)});
+            build_.segment.counted.push_back({uses, build_.source_of(i, 2)});
         }
     }
 
@@ -91,7 +91,7 @@ class Builder {
             out->src[s] = build_.mirrored_on_host(i, s);
         }
         if (build_.program.resident) {
-            build_.phase.host_results.push_back({build_.stage(out), build_.whole_on_device(node, {i, -1})});
+            build_.segment.host_results.push_back({build_.stage(out), build_.whole_on_device(node, {i, -1})});
         } else {
             build_.bind(out, {i, -1}, node);
         }
@@ -99,9 +99,9 @@ class Builder {
         ggml_build_forward_expand(build_.program.host_graph, out);
     }
 
-    void close_phase() {
+    void close_segment() {
         Program &  program = build_.program;
-        Phase &    phase   = build_.phase;
+        Segment &  segment = build_.segment;
         const auto expand  = [&](std::vector<ggml_tensor *> & nodes) {
             for (ggml_tensor * node : nodes) {
                 ggml_build_forward_expand(program.device_graph, node);
@@ -109,40 +109,40 @@ class Builder {
             nodes.clear();
             return ggml_graph_n_nodes(program.device_graph);
         };
-        phase.device_begin   = program.phases.empty() ? 0 : program.phases.back().device_end;
-        phase.host_begin     = program.phases.empty() ? 0 : program.phases.back().host_end;
-        phase.launches_begin = expand(build_.device_nodes[side_device]);
-        phase.stream_begin   = phase.launches_begin;
-        for (Routed & routed : phase.routings) {
-            routed.device_begin = phase.stream_begin;
-            routed.device_end   = expand(routed.nodes);
-            phase.stream_begin  = routed.device_end;
+        segment.device_begin   = program.segments.empty() ? 0 : program.segments.back().device_end;
+        segment.host_begin     = program.segments.empty() ? 0 : program.segments.back().host_end;
+        segment.launches_begin = expand(build_.device_nodes[side_device]);
+        segment.stream_begin   = segment.launches_begin;
+        for (Routed & routed : segment.routings) {
+            routed.device_begin  = segment.stream_begin;
+            routed.device_end    = expand(routed.nodes);
+            segment.stream_begin = routed.device_end;
         }
         // one behind the other, so that hidden values of both are not there at the same time
         expand(build_.device_nodes[side_stream]);
-        phase.join_begin = expand(build_.device_nodes[side_prime]);
-        phase.device_end = expand(build_.join_nodes);
-        phase.host_end   = ggml_graph_n_nodes(program.host_graph);
-        phase.routed     = build_.chosen_by != nullptr;
-        phase.n_used     = phase.routed ? build_.chosen_by->ne[0] : 0;
-        build_.chosen_by = nullptr;
-        if (phase.host_end > phase.host_begin) { // what the host still computes may lie where a result belongs
-            for (Download & download : phase.downloads) {
+        segment.join_begin = expand(build_.device_nodes[side_prime]);
+        segment.device_end = expand(build_.join_nodes);
+        segment.host_end   = ggml_graph_n_nodes(program.host_graph);
+        segment.routed     = build_.chosen_by != nullptr;
+        segment.n_used     = segment.routed ? build_.chosen_by->ne[0] : 0;
+        build_.chosen_by   = nullptr;
+        if (segment.host_end > segment.host_begin) { // what the host still computes may lie where a result belongs
+            for (Download & download : segment.downloads) {
                 download.direct = false;
             }
         }
-        if (phase.device_end > phase.device_begin || phase.host_end > phase.host_begin) {
-            program.phases.push_back(std::move(phase));
+        if (segment.device_end > segment.device_begin || segment.host_end > segment.host_begin) {
+            program.segments.push_back(std::move(segment));
         }
-        phase = Phase{};
-        routed_.end_phase();
+        segment = Segment{};
+        routed_.end_segment();
     }
 
     Build           build_;
     ResidentBuilder resident_;
     RoutedBuilder   routed_;
     CutBuilder      cut_;
-    int             n_phase_ = 0;
+    int             n_segment_ = 0;
 };
 
 std::unique_ptr<Program> new_program(const ggml_cgraph * graph, const Values & values, ggml_backend_dev_t memory,

@@ -1,8 +1,8 @@
 // Programs: a sub-graph of llama.cpp's graph, prepared for the CPU and a device.
 //
-// A program runs in phases. A phase sends the mirrored values that its device side needs, starts the device, computes
-// the host side meanwhile, and joins the values that the next phase or llama.cpp needs whole. A feed-forward block is
-// one phase. From call to call only addresses change; everything else is prepared once per shape and reused.
+// A program runs in segments. A segment sends the mirrored values that its device side needs, starts the device,
+// computes the host side meanwhile, and joins the values that the next segment or llama.cpp needs whole. A feed-forward
+// block is one segment. From call to call only addresses change; everything else is prepared once per shape and reused.
 //
 // Ownership. The program owns tensor headers and both graphs (`ctx`). Its host tensors use the memory of llama.cpp's
 // tensors (`bindings`) or of the Host (`staged`). Its device tensors use the memory of weights, of the ring
@@ -50,7 +50,7 @@ struct Binding {
     Origin        origin;
 };
 
-// A tensor of llama.cpp's in device memory, whose first `bytes` are copied to the host when a phase begins.
+// A tensor of llama.cpp's in device memory, whose first `bytes` are copied to the host when a segment begins.
 struct Input {
     ggml_tensor * tensor;
     Origin        origin;
@@ -63,7 +63,7 @@ struct Staged {
     size_t        at; // bytes into that memory
 };
 
-// A host result that is sent to the device when a phase ends.
+// A host result that is sent to the device when a segment ends.
 struct HostResult {
     ggml_tensor * from;
     ggml_tensor * to;
@@ -73,7 +73,7 @@ struct HostResult {
 struct HostSum {
     const ggml_tensor * rows; // the host's, packed
     const ggml_tensor * to;
-    int                 routed; // which of the phase's routings
+    int                 routed; // which of the segment's routings
 };
 
 // Biases of the experts that are in slots, [n, n_slots], which stay on the device from one token to the next.
@@ -84,7 +84,7 @@ struct SlotBiases {
     std::vector<int32_t>         experts; // the expert whose bias each slot has; -1: none
 };
 
-// An input that is sent to the device when a phase begins.
+// An input that is sent to the device when a segment begins.
 struct Upload {
     enum class What {
         value,   // elements [begin, begin + count) of each row, the first of which is first_row
@@ -104,7 +104,7 @@ struct Upload {
     int64_t       count;
     int64_t       first_row;
     bool          packed; // contiguous and whole rows: may be sent from where it is
-    int           routed; // which of the phase's routings
+    int           routed; // which of the segment's routings
     SlotBiases *  slots;  // of biases: their memory on the device
 
     const ggml_tensor * biases; // of all experts, llama.cpp's
@@ -131,7 +131,7 @@ struct Download {
     int64_t       spread_rows; // of the node, from its first
     bool          direct;      // can be fetched directly to its place in the node
     size_t        staging;     // bytes into the host's memory
-    int           routed;      // which of the phase's routings says what belongs where; of rows and sum
+    int           routed;      // which of the segment's routings says what belongs where; of rows and sum
     ggml_tensor * host_rows;   // of a sum
     ggml_tensor * to;          // host tensor that is sent to the node's device memory; NULL: the node itself
     bool          summed;      // already added up on the device
@@ -180,7 +180,7 @@ struct Routed {
     int64_t                    n_most = 0; // most rows of a launch; 0: rows are not packed
     std::vector<Sized>         packed;     // tensors with one row per packed row
     std::vector<Placed>        placed;     // views with one number per packed row
-    std::vector<ggml_tensor *> nodes;      // results, until the phase is complete
+    std::vector<ggml_tensor *> nodes;      // results, until the segment is complete
     int                        device_begin = 0;
     int                        device_end   = 0;
 
@@ -203,7 +203,7 @@ struct Streamed {
     ggml_tensor * tensor;
 };
 
-struct Phase {
+struct Segment {
     std::vector<Input>      inputs;
     std::vector<Upload>     uploads;
     std::vector<Download>   downloads;
@@ -256,7 +256,7 @@ struct Program {
     std::vector<Binding>       bindings; // get the addresses of llama.cpp's before each run
     std::vector<Staged>        staged;
     std::vector<ggml_tensor *> views; // of bound and staged tensors; their addresses follow, in this order
-    std::vector<Phase>         phases;
+    std::vector<Segment>       segments;
     size_t                     host_bytes = 0;       // of the Host's memory: staged tensors, uploads and downloads
     const Scratch *            scratch    = nullptr; // the Host's memory for these
 };

@@ -171,7 +171,7 @@ std::string stats_now(bool single_only) {
     (single_only ? oallama_get_single_stats : oallama_get_stats)(&done);
     return Members()
         .add("n_graphs", done.n_graphs)
-        .add("n_phases", done.n_phases)
+        .add("n_segments", done.n_segments)
         .add("n_built", done.n_built)
         .add("launch_s", done.launch_s)
         .add("host_s", done.host_s)

@@ -160,8 +160,8 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
     }
     Program & program = find(graph, memory, /*foreseen=*/true);
     program.prepared  = true;
-    for (const Phase & phase : program.phases) {
-        if (phase.block != nullptr) {
+    for (const Segment & segment : program.segments) {
+        if (segment.block != nullptr) {
             DeviceSide & side        = *side_of(program.device);
             side.copy_state.foreseen = side.stream().slot_after(side.copy_state.foreseen);
         }
@@ -170,8 +170,8 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
         return;
     }
     ggml_tensor * last = graph->nodes[graph->n_nodes - 1];
-    for (const Phase & phase : program.phases) {
-        for (const Upload & upload : phase.uploads) {
+    for (const Segment & segment : program.segments) {
+        for (const Upload & upload : segment.uploads) {
             const Origin & origin = upload.source.origin;
             ggml_tensor *  source =
                 origin.src < 0 ? graph->nodes[origin.node] : graph->nodes[origin.node]->src[origin.src];
@@ -199,12 +199,12 @@ void SplitBackend::computes_input(ggml_backend_dev_t device) {
 // When the next small copy is due after a launch. With hot experts the number of misses, and so the host's time,
 // differs from token to token: by the mean time, a token with few misses would have to wait for weights. So their
 // number counts.
-Time SplitBackend::due(const Phase & phase) const {
-    const int64_t n_rows = n_host_rows(phase);
-    if (phase.routings.empty() || (n_rows > 0 && phase.row_s == 0.0)) {
+Time SplitBackend::due(const Segment & segment) const {
+    const int64_t n_rows = n_host_rows(segment);
+    if (segment.routings.empty() || (n_rows > 0 && segment.row_s == 0.0)) {
         return side_->copy_state.small_copies.due();
     }
-    return Clock::now() + to_duration(static_cast<double>(n_rows) * phase.row_s);
+    return Clock::now() + to_duration(static_cast<double>(n_rows) * segment.row_s);
 }
 
 //
@@ -252,15 +252,15 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
     bind(program, graph);
     side_     = side_of(program.device);
     n_tokens_ = program.n_tokens;
-    Stopwatch  watch;
-    PhaseTimes took = {};
-    for (Phase & phase : program.phases) {
-        stats().n_phases++;
+    Stopwatch watch;
+    RunTimes  took = {};
+    for (Segment & segment : program.segments) {
+        stats().n_segments++;
         const int64_t before    = took[1] + took[2] + took[3];
-        const bool    on_device = phase.device_end > phase.device_begin || program.resident;
+        const bool    on_device = segment.device_end > segment.device_begin || program.resident;
         if (on_device) {
             try {
-                launch(program, phase, graph);
+                launch(program, segment, graph);
             } catch (...) {
                 side_->finish(); // queued work reads memory that may be freed next
                 if (side_->exchange() != nullptr) {
@@ -270,34 +270,35 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             }
             took[0] += watch.lap(stats().launch_ns);
         }
-        count_experts(phase, graph);
-        ggml_cgraph host   = graph_range(program.host_graph, phase.host_begin, phase.host_end);
+        count_experts(segment, graph);
+        ggml_cgraph host   = graph_range(program.host_graph, segment.host_begin, segment.host_end);
         ggml_status status = GGML_STATUS_SUCCESS;
         if (!computes_nothing(host)) { // if all rows are hits, the host computes nothing
             status           = ggml_backend_graph_compute(host_.backend(), &host);
             const int64_t ns = watch.lap(stats().host_ns);
             took[1] += ns;
-            note_rows(phase, ns);
+            note_rows(segment, ns);
         }
         if (on_device && fetch_blocks() && status == GGML_STATUS_SUCCESS) {
-            fetch(phase, graph);
+            fetch(segment, graph);
             took[2] += watch.lap(stats().wait_ns);
         }
         if (program.resident && status == GGML_STATUS_SUCCESS) {
             // wait for rows that the host adds up before it sends the sum; or to measure the device's time again, now
             // and then, as the host's sum is sent only after that wait
-            const bool asks = side_->exchange() != nullptr && !phase.sums.empty() && phase.n_sums++ % n_remembered == 0;
-            if (!phase.downloads.empty() || asks) {
+            const bool asks =
+                side_->exchange() != nullptr && !segment.sums.empty() && segment.n_sums++ % n_remembered == 0;
+            if (!segment.downloads.empty() || asks) {
                 side_->synchronize();
                 const int64_t ns = watch.lap(stats().wait_ns);
                 took[2] += ns;
-                note_device(phase, ns);
-                join(phase, graph);
+                note_device(segment, ns);
+                join(segment, graph);
             }
-            for (const HostSum & sum : phase.sums) {
+            for (const HostSum & sum : segment.sums) {
                 sum_rows(host_, batches_[static_cast<size_t>(sum.routed)], sum);
             }
-            join_on_device(program, phase);
+            join_on_device(program, segment);
             took[3] += watch.lap(stats().join_ns);
         }
         if (on_device) {
@@ -305,14 +306,14 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             const int64_t ns = watch.lap(stats().wait_ns);
             took[2] += ns;
             if (!program.resident) {
-                note_device(phase, ns);
+                note_device(segment, ns);
             }
-            if (std::exchange(phase.pacing.feeds_device, false)) {
+            if (std::exchange(segment.pacing.feeds_device, false)) {
                 side_->copy_state.small_copies.copied(nullptr);
             }
-            side_->copy_state.last_phase = &phase;
-            side_->copy_state.slot       = no_slot; // the slot is free now
-            for (const Routed & routed : phase.routings) {
+            side_->copy_state.last_segment = &segment;
+            side_->copy_state.slot         = no_slot; // the slot is free now
+            for (const Routed & routed : segment.routings) {
                 if (side_->exchange() != nullptr) {
                     side_->exchange()->computed(routed.weights.front()->table());
                 }
@@ -322,10 +323,10 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
                 took[0] += watch.lap(stats().launch_ns);
             }
             if (status == GGML_STATUS_SUCCESS && !program.resident) {
-                join(phase, graph);
+                join(segment, graph);
             }
             took[3] += watch.lap(stats().join_ns);
-            note_both(phase, took[1] + took[2] + took[3] - before);
+            note_both(segment, took[1] + took[2] + took[3] - before);
         }
         if (status != GGML_STATUS_SUCCESS) {
             return status;
@@ -337,62 +338,62 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
     return GGML_STATUS_SUCCESS;
 }
 
-void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * graph) {
+void SplitBackend::launch(Program & program, Segment & segment, const ggml_cgraph * graph) {
     // the device computes while inputs are copied to the host's pinned memory (Vulkan copies to other memory only when
     // the stream is waited for), unless the experts that are used decide what it computes
-    const int64_t fetched = fetch_inputs(phase, graph);
-    const bool    goes_on = fetched > 0 && phase.routings.empty() && host_.is_pinned(program.device) && side_->mark();
+    const int64_t fetched = fetch_inputs(segment, graph);
+    const bool    goes_on = fetched > 0 && segment.routings.empty() && host_.is_pinned(program.device) && side_->mark();
     if (fetched > 0 && !goes_on) {
         ggml_backend_synchronize(side_->fetching());
     }
-    side_->copy_state.last_phase = nullptr;
-    if (n_tokens_ > 1 && phase.row_s == 0.0) {
-        phase.row_s = row_seconds(phase);
+    side_->copy_state.last_segment = nullptr;
+    if (n_tokens_ > 1 && segment.row_s == 0.0) {
+        segment.row_s = row_seconds(segment);
     }
     // a slot serves several experts if copies can wait for computing (events)
-    route_phase(phase, graph, batches_, side_->exchange(), side_->has_events());
-    const int64_t sent = send(program, phase, graph); // before weights are requested, for which it would wait
+    route_segment(segment, graph, batches_, side_->exchange(), side_->has_events());
+    const int64_t sent = send(program, segment, graph); // before weights are requested, for which it would wait
     // for resident programs also without a send: else the time until the next small copy would never be measured
-    if (sent > 0 || (program.resident && phase.host_results.empty())) {
-        side_->copy_state.small_copies.copied(&phase.pacing.sent);
+    if (sent > 0 || (program.resident && segment.host_results.empty())) {
+        side_->copy_state.small_copies.copied(&segment.pacing.sent);
     }
     if (side_->exchange() != nullptr) {
-        side_->exchange()->fetch(side_->backend(), phase.packs() ? 0 : side_->exchange()->n_chosen());
+        side_->exchange()->fetch(side_->backend(), segment.packs() ? 0 : side_->exchange()->n_chosen());
     }
-    start(program, phase.device_begin, phase.launches_begin);
-    start_packed(program, phase);
+    start(program, segment.device_begin, segment.launches_begin);
+    start_packed(program, segment);
     GGML_ASSERT(side_->exchange() == nullptr || side_->exchange()->n_chosen() == 0);
     side_->copy_state.slot = no_slot;
-    if (phase.block != nullptr) {
-        if (phase.routed) {
+    if (segment.block != nullptr) {
+        if (segment.routed) {
             if (goes_on) {
                 side_->await_mark();
             }
-            read_all(phase.ids.of(graph), experts_);
+            read_all(segment.ids.of(graph), experts_);
         }
         side_->copy_state.slot =
-            side_->stream().acquire(*phase.block, phase.routed ? &experts_ : nullptr, phase.n_used);
+            side_->stream().acquire(*segment.block, segment.routed ? &experts_ : nullptr, segment.n_used);
         side_->copy_state.streamed = n_tokens_;
         side_->stream().ready(side_->backend(), side_->copy_state.slot);
-        for (size_t i = 0; i < phase.streamed.size(); i++) {
-            side_->stream().bind(phase.streamed[i].tensor, *phase.block, side_->copy_state.slot,
-                                 phase.block->offsets[i]);
+        for (size_t i = 0; i < segment.streamed.size(); i++) {
+            side_->stream().bind(segment.streamed[i].tensor, *segment.block, side_->copy_state.slot,
+                                 segment.block->offsets[i]);
         }
     }
-    start(program, phase.stream_begin, phase.join_begin);
+    start(program, segment.stream_begin, segment.join_begin);
     if (!fetch_blocks()) {
-        fetch(phase, graph);
+        fetch(segment, graph);
     }
-    ask_ahead(due(phase));
+    ask_ahead(due(segment));
     if (goes_on) {
         side_->await_mark();
     }
 }
 
 // Starts the device's packed rows launch by launch, with copies of the experts that they need.
-void SplitBackend::start_packed(Program & program, const Phase & phase) {
-    for (size_t i = 0; i < phase.routings.size(); i++) {
-        const Routed & routed = phase.routings[i];
+void SplitBackend::start_packed(Program & program, const Segment & segment) {
+    for (size_t i = 0; i < segment.routings.size(); i++) {
+        const Routed & routed = segment.routings[i];
         if (!routed.packs()) {
             continue;
         }
@@ -405,7 +406,7 @@ void SplitBackend::start_packed(Program & program, const Phase & phase) {
             }
             shape(routed, launch);
             start(program, routed.device_begin, routed.device_end);
-            fetch_packed(phase, i, launch);
+            fetch_packed(segment, i, launch);
             if (side_->exchange() != nullptr) {
                 side_->exchange()->mark(side_->backend());
             }
@@ -427,35 +428,35 @@ int64_t power_below(int64_t n) {
 } // namespace
 
 // Routed rows of this batch that the host computes.
-int64_t SplitBackend::n_host_rows(const Phase & phase) const {
+int64_t SplitBackend::n_host_rows(const Segment & segment) const {
     int64_t n_rows = 0;
-    for (size_t i = 0; i < phase.routings.size(); i++) {
+    for (size_t i = 0; i < segment.routings.size(); i++) {
         n_rows += batches_[i].n_host_rows();
     }
     return n_rows;
 }
 
 // Notes the seconds that a routed row took the host.
-void SplitBackend::note_rows(Phase & phase, int64_t host_ns) {
-    if (const int64_t n_rows = n_host_rows(phase); n_rows > 0) {
+void SplitBackend::note_rows(Segment & segment, int64_t host_ns) {
+    if (const int64_t n_rows = n_host_rows(segment); n_rows > 0) {
         const double row_s = 1e-9 * static_cast<double>(host_ns) / static_cast<double>(n_rows);
-        remember(phase.row_s, row_s);
+        remember(segment.row_s, row_s);
         if (n_tokens_ > 1) {
-            row_s_[power_below(n_tokens_)] = phase.row_s;
+            row_s_[power_below(n_tokens_)] = segment.row_s;
         }
     }
 }
 
 // The seconds of a routed row on the host in a batch of this size, else of another size, else a guess: without it a
 // prompt's first layer, whose misses the host would all compute, would take longer than all other layers together.
-double SplitBackend::row_seconds(const Phase & phase) const {
+double SplitBackend::row_seconds(const Segment & segment) const {
     constexpr double usual = 30e9; // operations of a thread per second, with quantised weights
     if (!row_s_.empty()) {
         const auto known = row_s_.lower_bound(power_below(n_tokens_));
         return known != row_s_.end() ? known->second : row_s_.rbegin()->second;
     }
     double n = 0.0;
-    for (const Routed & routed : phase.routings) {
+    for (const Routed & routed : segment.routings) {
         for (const SplitWeight * weight : routed.weights) {
             n += 2.0 * static_cast<double>(weight->slice().k) * static_cast<double>(weight->slice().n);
         }
@@ -465,14 +466,14 @@ double SplitBackend::row_seconds(const Phase & phase) const {
 
 // Notes the seconds that a routed row took the device: exact if the thread had to wait, else an upper bound. It either
 // computed all the time since fetches were chosen, or waited for the last copies and then computed the last launch.
-void SplitBackend::note_device(Phase & phase, int64_t waited_ns) const {
+void SplitBackend::note_device(Segment & segment, int64_t waited_ns) const {
     constexpr int64_t is_waiting = 20000; // ns: less is the call alone
-    if (side_->exchange() == nullptr || phase.routings.empty()) {
+    if (side_->exchange() == nullptr || segment.routings.empty()) {
         return;
     }
     int64_t n_rows = 0;
     int64_t n_last = 0;
-    for (size_t i = 0; i < phase.routings.size(); i++) {
+    for (size_t i = 0; i < segment.routings.size(); i++) {
         n_rows += batches_[i].n_device_rows();
         n_last += batches_[i].n_last_rows();
     }
@@ -484,26 +485,26 @@ void SplitBackend::note_device(Phase & phase, int64_t waited_ns) const {
     const double row_s = std::min(since(side_->exchange()->chosen_at()) / static_cast<double>(n_rows),
                                   since(side_->exchange()->ready()) / static_cast<double>(n_last));
     if (waited_ns >= is_waiting) {
-        remember(phase.device_row_s, row_s);
+        remember(segment.device_row_s, row_s);
     } else {
-        phase.device_row_s = std::min(phase.device_row_s, row_s);
+        segment.device_row_s = std::min(segment.device_row_s, row_s);
     }
 }
 
 // Notes how long both sides took for a token after the launch, by the number of rows that the host computed.
-void SplitBackend::note_both(Phase & phase, int64_t ns) const {
-    if (side_->exchange() == nullptr || phase.routings.size() != 1 || batches_.front().n_tokens != 1) {
+void SplitBackend::note_both(Segment & segment, int64_t ns) const {
+    if (side_->exchange() == nullptr || segment.routings.size() != 1 || batches_.front().n_tokens != 1) {
         return;
     }
-    phase.both_s.resize(static_cast<size_t>(batches_.front().n_used) + 1);
-    double &     both_s = phase.both_s[static_cast<size_t>(batches_.front().n_host_rows())];
+    segment.both_s.resize(static_cast<size_t>(batches_.front().n_used) + 1);
+    double &     both_s = segment.both_s[static_cast<size_t>(batches_.front().n_host_rows())];
     const double took   = 1e-9 * static_cast<double>(ns);
     remember(both_s, took);
 }
 
-// Counts the experts that the phase uses.
-void SplitBackend::count_experts(const Phase & phase, const ggml_cgraph * graph) {
-    for (const Counted & counted : phase.counted) {
+// Counts the experts that the segment uses.
+void SplitBackend::count_experts(const Segment & segment, const ggml_cgraph * graph) {
+    for (const Counted & counted : segment.counted) {
         const ggml_tensor * ids = counted.ids.of(graph);
         read_all(ids, experts_);
         counted.uses->add(experts_, ids->ne[1]);
@@ -527,19 +528,19 @@ void SplitBackend::start(Program & program, int begin, int end) {
 }
 
 // Makes results whole in device memory: sends the host's parts, behind the device's own work.
-void SplitBackend::join_on_device(Program & program, Phase & phase) {
+void SplitBackend::join_on_device(Program & program, Segment & segment) {
     try {
         int64_t sent = 0;
-        for (const HostResult & one : phase.host_results) {
+        for (const HostResult & one : segment.host_results) {
             const size_t bytes = ggml_nbytes(one.to);
             ggml_backend_tensor_set_async(side_->backend(), one.to, one.from->data, 0, bytes);
             sent += static_cast<int64_t>(bytes);
         }
         stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
         if (sent > 0) {
-            side_->copy_state.small_copies.copied(&phase.pacing.results_sent);
+            side_->copy_state.small_copies.copied(&segment.pacing.results_sent);
         }
-        start(program, phase.join_begin, phase.device_end);
+        start(program, segment.join_begin, segment.device_end);
         ask_ahead(side_->copy_state.small_copies.due());
     } catch (...) {
         side_->synchronize();
@@ -548,13 +549,13 @@ void SplitBackend::join_on_device(Program & program, Phase & phase) {
 }
 
 //
-// copies of a phase: activations to the device, ids and biases of experts, results back
+// copies of a segment: activations to the device, ids and biases of experts, results back
 //
 
 // Queues copies to the host of its inputs that are in device memory. Returns the bytes.
-int64_t SplitBackend::fetch_inputs(const Phase & phase, const ggml_cgraph * graph) {
+int64_t SplitBackend::fetch_inputs(const Segment & segment, const ggml_cgraph * graph) {
     int64_t fetched = 0;
-    for (const Input & input : phase.inputs) {
+    for (const Input & input : segment.inputs) {
         ggml_backend_tensor_get_async(side_->fetching(), input.origin.of(graph), input.tensor->data, 0, input.bytes);
         fetched += static_cast<int64_t>(input.bytes);
     }
@@ -562,11 +563,11 @@ int64_t SplitBackend::fetch_inputs(const Phase & phase, const ggml_cgraph * grap
     return fetched;
 }
 
-// Queues copies of a phase's inputs to the device, from pinned memory, so that the calls do not wait. Returns the
+// Queues copies of a segment's inputs to the device, from pinned memory, so that the calls do not wait. Returns the
 // bytes.
-int64_t SplitBackend::send(const Program & program, const Phase & phase, const ggml_cgraph * graph) {
+int64_t SplitBackend::send(const Program & program, const Segment & segment, const ggml_cgraph * graph) {
     int64_t sent = 0;
-    for (const Upload & upload : phase.uploads) {
+    for (const Upload & upload : segment.uploads) {
         if (upload.what == Upload::What::biases) {
             sent += send_biases(upload, graph);
             continue;
@@ -579,7 +580,7 @@ int64_t SplitBackend::send(const Program & program, const Phase & phase, const g
         }
         char *     staged = host_.scratch() + upload.staging;
         const auto number = static_cast<size_t>(upload.routed);
-        pack(host_, phase.routings[number], batches_[number], upload, graph, staged);
+        pack(host_, segment.routings[number], batches_[number], upload, graph, staged);
         ggml_backend_tensor_set_async(side_->backend(), upload.tensor, staged, 0, bytes);
     }
     stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
@@ -701,9 +702,9 @@ void add(Host & host, const Download & download, const ggml_tensor * node, const
 
 // Queues copies of results to the host behind the computation: through pinned memory, so that the calls do not wait.
 // Without pinned memory (fetch_blocks) it is called after the host has computed its side.
-void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
+void SplitBackend::fetch(const Segment & segment, const ggml_cgraph * graph) {
     int64_t fetched = 0;
-    for (const Download & download : phase.downloads) {
+    for (const Download & download : segment.downloads) {
         if (download.packed) {
             continue;
         }
@@ -717,9 +718,9 @@ void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
 }
 
 // Queues copies of a launch's rows to the host, after those of earlier launches; of a sum, after the host's rows.
-void SplitBackend::fetch_packed(const Phase & phase, size_t number, const RoutedLaunch & launch) {
+void SplitBackend::fetch_packed(const Segment & segment, size_t number, const RoutedLaunch & launch) {
     int64_t fetched = 0;
-    for (const Download & download : phase.downloads) {
+    for (const Download & download : segment.downloads) {
         if (!download.packed || static_cast<size_t>(download.routed) != number) {
             continue;
         }
@@ -735,8 +736,8 @@ void SplitBackend::fetch_packed(const Phase & phase, size_t number, const Routed
     stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
 }
 
-void SplitBackend::join(const Phase & phase, const ggml_cgraph * graph) {
-    for (const Download & download : phase.downloads) {
+void SplitBackend::join(const Segment & segment, const ggml_cgraph * graph) {
+    for (const Download & download : segment.downloads) {
         const ggml_tensor * node = graph->nodes[download.node];
         const char *        from = host_.scratch() + download.staging;
         if (lands(download, node)) {

@@ -4,8 +4,8 @@
 // each sub-graph before it allocates a graph, and `compute` for each in turn, all in one thread. One program runs at a
 // time, on the CPU and one device.
 //
-// A phase of a program: `launch` queues GG, then CG, on the device's stream of computing; copies of CG are queued on a
-// stream of their own, which the device's CG waits for. Meanwhile the calling thread computes CC with ggml's CPU
+// A segment of a program: `launch` queues GG, then CG, on the device's stream of computing; copies of CG are queued on
+// a stream of their own, which the device's CG waits for. Meanwhile the calling thread computes CC with ggml's CPU
 // backend. Then it waits until the device is idle, and `join` adds or interleaves both results.
 //
 // Who owns which memory:
@@ -60,30 +60,30 @@ class SplitBackend {
     // a run
     ggml_status run(Program & program, const ggml_cgraph * graph);
     void        bind(const Program & program, const ggml_cgraph * graph);
-    void        launch(Program & program, Phase & phase, const ggml_cgraph * graph);
-    void        count_experts(const Phase & phase, const ggml_cgraph * graph);
+    void        launch(Program & program, Segment & segment, const ggml_cgraph * graph);
+    void        count_experts(const Segment & segment, const ggml_cgraph * graph);
     void        start(Program & program, int begin, int end);
-    void        start_packed(Program & program, const Phase & phase);
-    void        join_on_device(Program & program, Phase & phase);
-    void        note_rows(Phase & phase, int64_t host_ns);
-    double      row_seconds(const Phase & phase) const;
-    void        note_device(Phase & phase, int64_t waited_ns) const;
-    void        note_both(Phase & phase, int64_t ns) const;
-    int64_t     n_host_rows(const Phase & phase) const;
-    Time        due(const Phase & phase) const;
+    void        start_packed(Program & program, const Segment & segment);
+    void        join_on_device(Program & program, Segment & segment);
+    void        note_rows(Segment & segment, int64_t host_ns);
+    double      row_seconds(const Segment & segment) const;
+    void        note_device(Segment & segment, int64_t waited_ns) const;
+    void        note_both(Segment & segment, int64_t ns) const;
+    int64_t     n_host_rows(const Segment & segment) const;
+    Time        due(const Segment & segment) const;
     void        ask_ahead(Time until) const;
 
     // copies
-    void    fetch_packed(const Phase & phase, size_t number, const RoutedLaunch & launch);
-    int64_t fetch_inputs(const Phase & phase, const ggml_cgraph * graph);
-    int64_t send(const Program & program, const Phase & phase, const ggml_cgraph * graph);
+    void    fetch_packed(const Segment & segment, size_t number, const RoutedLaunch & launch);
+    int64_t fetch_inputs(const Segment & segment, const ggml_cgraph * graph);
+    int64_t send(const Program & program, const Segment & segment, const ggml_cgraph * graph);
     int64_t send_biases(const Upload & upload, const ggml_cgraph * graph);
     void    send_value(const Upload & upload, const ggml_cgraph * graph, bool prepared);
     bool    fetch_blocks() const;
     bool    reaches(const ggml_tensor * tensor) const;
     bool    lands(const Download & download, const ggml_tensor * node) const;
-    void    fetch(const Phase & phase, const ggml_cgraph * graph);
-    void    join(const Phase & phase, const ggml_cgraph * graph);
+    void    fetch(const Segment & segment, const ggml_cgraph * graph);
+    void    join(const Segment & segment, const ggml_cgraph * graph);
 
     Host                                     host_;
     std::vector<std::unique_ptr<DeviceSide>> sides_;               // of the devices that programs needed
@@ -92,7 +92,7 @@ class SplitBackend {
     Signature                                signature_;
     int64_t                                  n_tokens_ = 0; // of the program that runs, or ran last
     std::vector<int32_t>                     experts_;
-    std::vector<RoutedBatch>                 batches_; // of the phase at hand
+    std::vector<RoutedBatch>                 batches_; // of the segment at hand
     std::map<int64_t, double>                row_s_;   // of a routed row on the host, by tokens (a power of two)
 
     // All prepared programs, by signature. A server computes batches of ever new sizes, and each size needs a program

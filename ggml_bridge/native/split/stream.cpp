@@ -168,7 +168,7 @@ bool Stream::spares(size_t other, const StreamBlock & block, size_t slot) const 
     return other != slot && (begin + block.bytes <= kept || kept + slots_[other].holds->bytes <= begin);
 }
 
-// Lets a slot hold a block. Slots that it touches become empty; every phase ends with an idle device, so nothing
+// Lets a slot hold a block. Slots that it touches become empty; every segment ends with an idle device, so nothing
 // computes with what is overwritten here.
 void Stream::take(StreamBlock & block, size_t slot) {
     for (size_t i = 0; i < slots_.size(); i++) {

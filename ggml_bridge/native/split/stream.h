@@ -1,9 +1,9 @@
 // The stream of weights to a device: a ring of slots in device memory, filled by copies on a stream of their own while
 // the device computes with earlier slots (ScheInfer III-C).
 //
-// A slot holds a block: the CG and CG' parts of the weights of one phase. Two slots lie at the two ends of the ring, so
-// that any two blocks that fit together can alternate. Blocks take the slots in turn, and a block always begins at the
-// same address of a slot: CUDA captures a graph only if its tensors have not moved since the last launch.
+// A slot holds a block: the CG and CG' parts of the weights of one segment. Two slots lie at the two ends of the ring,
+// so that any two blocks that fit together can alternate. Blocks take the slots in turn, and a block always begins at
+// the same address of a slot: CUDA captures a graph only if its tensors have not moved since the last launch.
 //
 // The next block is at first the one that was made next, as graphs are prepared in the order of their layers, then
 // learned from the order of requests, which is cyclic: the last layer of a token is followed by the first layer of the
@@ -77,12 +77,12 @@ class Interval {
     bool   paused_  = false; // the last time
 };
 
-// The intervals that begin with each small copy of a phase and end with the next one.
+// The intervals that begin with each small copy of a segment and end with the next one.
 struct CopyPacing {
     Interval sent;                 // after its activations
     Interval results_sent;         // after the host's part of a result, if the result is made whole on the device
     Interval fed;                  // after its result, which llama.cpp sends to the device to compute with
-    bool     feeds_device = false; // whether llama.cpp sends the result as soon as the phase has ended
+    bool     feeds_device = false; // whether llama.cpp sends the result as soon as the segment has ended
 };
 
 // The last small copy, and when the next one is due.
@@ -122,7 +122,7 @@ using Bytes = std::pair<size_t, size_t>; // the first, and how many
 
 constexpr size_t alignment = 256; // of a weight in a slot, more than any device asks for
 
-// The streamed parts of the weights of one phase, which are copied together.
+// The streamed parts of the weights of one segment, which are copied together.
 struct StreamBlock {
     std::vector<StreamedPart>  parts;
     std::vector<size_t>        offsets; // bytes into the slot

@@ -14,7 +14,7 @@ int64_t class_of(int64_t n_tokens) {
 
 } // namespace
 
-void BlockTime::add(int64_t n_tokens, const PhaseTimes & took) {
+void BlockTime::add(int64_t n_tokens, const RunTimes & took) {
     const BlockTotals added = {1, n_tokens, took[0], took[1], took[2], took[3]};
     for (size_t i = 0; i < added.size(); i++) {
         totals_[i].fetch_add(added[i], std::memory_order_relaxed);

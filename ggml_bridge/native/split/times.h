@@ -18,14 +18,14 @@
 namespace oallama {
 
 // Nanoseconds of one run on the caller's thread: launching, the host's work, waiting, joining.
-using PhaseTimes = std::array<int64_t, 4>;
+using RunTimes = std::array<int64_t, 4>;
 
-// Number of runs, their tokens, and the sums of their PhaseTimes.
-using BlockTotals = std::array<int64_t, 2 + std::tuple_size<PhaseTimes>::value>;
+// Number of runs, their tokens, and the sums of their RunTimes.
+using BlockTotals = std::array<int64_t, 2 + std::tuple_size<RunTimes>::value>;
 
 class BlockTime {
   public:
-    void add(int64_t n_tokens, const PhaseTimes & took);
+    void add(int64_t n_tokens, const RunTimes & took);
 
     BlockTotals take(); // since it was taken last
 

@@ -159,7 +159,7 @@ int64_t compute_on(ggml_backend_dev_t device);
 
 // Done since the last reset.
 struct Stats {
-    std::atomic<int64_t> n_graphs{0}, n_phases{0}, n_built{0};
+    std::atomic<int64_t> n_graphs{0}, n_segments{0}, n_built{0};
     std::atomic<int64_t> launch_ns{0}, host_ns{0}, wait_ns{0}, join_ns{0}, total_ns{0};
     std::atomic<int64_t> bytes_in{0}, bytes_out{0}, bytes_streamed{0}, bytes_exchanged{0};
     std::atomic<int64_t> n_uses{0}, n_hits{0}, n_fetched{0}, n_exchanged{0}; // of hot experts
