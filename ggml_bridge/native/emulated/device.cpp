@@ -260,10 +260,10 @@ ggml_status Device::launch(const StreamPtr & stream, Captures & captures, const 
         };
     }
     if (parameters.real_values && n_kernels > 0) {
-        const auto own = std::make_shared<Launch>(
+        const auto launch = std::make_shared<Launch>(
             graph, [this](const ggml_tensor * tensor) { return memory_of(tensor, 0, ggml_nbytes(tensor)); });
-        item.run = [own, cpu] {
-            if (own->run(cpu) != GGML_STATUS_SUCCESS) {
+        item.run = [launch, cpu] {
+            if (launch->run(cpu) != GGML_STATUS_SUCCESS) {
                 std::fprintf(stderr, "emulated device: ggml's CPU back end failed to compute a graph\n");
                 std::abort();
             }

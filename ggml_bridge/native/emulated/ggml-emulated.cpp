@@ -337,7 +337,7 @@ void make_devices(const std::string & text) {
 
 Devices & known_devices() {
     if (the_emulated() == nullptr) {
-        throw oallama::Error(OALLAMA_INVALID, "there is no emulated device yet; call emulated_register first");
+        throw oallama::Error(OALLAMA_INVALID, "no emulated device is registered; call emulated_register first");
     }
     return *the_emulated();
 }
@@ -459,9 +459,9 @@ int emulated_mul_mat_seconds(int32_t type, int64_t k, int64_t n, int64_t e, int6
         require(seconds != nullptr, "room for the result is needed");
         require(type >= 0 && type < GGML_TYPE_COUNT && k > 0 && n > 0 && e > 0 && n_tokens > 0 && n_expert_used >= 0 &&
                     n_expert_used <= e,
-                "there is no such mul-mat");
+                "unknown mul-mat");
         const int64_t block = ggml_blck_size(static_cast<ggml_type>(type)); // 0: a type that ggml has no more
-        require(block > 0 && k % block == 0, "there are no rows of so many elements of this type");
+        require(block > 0 && k % block == 0, "the length of a row must be a multiple of the type's block");
         *seconds = mul_mat_seconds(known_devices().all.front()->parameters, static_cast<ggml_type>(type), k, n, e,
                                    n_expert_used, n_tokens);
     });

@@ -219,7 +219,7 @@ Launch::Launch(const ggml_cgraph * original, const std::function<void *(const gg
         if (!has_kernel(node)) { // a view: of whatever, maybe of memory that is not the device's
             continue;
         }
-        ggml_tensor * own = copy(node, memory_of(node));
+        ggml_tensor * copied = copy(node, memory_of(node));
         for (int j = 0; j < GGML_MAX_SRC; j++) {
             const ggml_tensor * src = node->src[j];
             if (src == nullptr) {
@@ -227,26 +227,26 @@ Launch::Launch(const ggml_cgraph * original, const std::function<void *(const gg
             }
             const auto known = copies_.find(src);
             if (known != copies_.end()) {
-                own->src[j] = known->second;
+                copied->src[j] = known->second;
             } else { // a view, or no node of this graph: what computed it did so before
-                own->src[j]     = copy(src, memory_of(src));
-                own->src[j]->op = GGML_OP_NONE;
+                copied->src[j]     = copy(src, memory_of(src));
+                copied->src[j]->op = GGML_OP_NONE;
             }
         }
-        ggml_build_forward_expand(graph_, own);
-        own->flags = node->flags; // ggml has set the flag that says whether a node is to be computed
+        ggml_build_forward_expand(graph_, copied);
+        copied->flags = node->flags; // ggml has set the flag that says whether a node is to be computed
     }
 }
 
 ggml_tensor * Launch::copy(const ggml_tensor * original, void * memory) {
-    ggml_tensor * own = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, 1);
-    *own              = *original;
-    own->data         = memory;
-    own->buffer       = nullptr;
-    own->view_src     = nullptr;
-    std::memset(own->src, 0, sizeof own->src);
-    copies_[original] = own;
-    return own;
+    ggml_tensor * copied = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, 1);
+    *copied              = *original;
+    copied->data         = memory;
+    copied->buffer       = nullptr;
+    copied->view_src     = nullptr;
+    std::memset(copied->src, 0, sizeof copied->src);
+    copies_[original] = copied;
+    return copied;
 }
 
 ggml_status Launch::run(ggml_backend_t cpu) {

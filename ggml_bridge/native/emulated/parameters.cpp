@@ -58,7 +58,7 @@ class Reader {
                 return value;
             }
         }
-        throw oallama::Error(OALLAMA_INVALID, where_ + ": there is no choice " + text);
+        throw oallama::Error(OALLAMA_INVALID, where_ + ": unknown choice " + text);
     }
 
     ggml_type type() {
@@ -72,7 +72,7 @@ class Reader {
                 return static_cast<ggml_type>(i);
             }
         }
-        throw oallama::Error(OALLAMA_INVALID, where_ + ": there is no type " + text);
+        throw oallama::Error(OALLAMA_INVALID, where_ + ": unknown type " + text);
     }
 
     std::array<int64_t, 3> shape() {
@@ -134,7 +134,7 @@ std::map<int, std::vector<std::vector<int32_t>>> read_routing(const std::string 
 
 // The parameters of one device, which `lines` has up to its end or to a line `---`. number: of the last line before.
 Parameters parse_device(std::istringstream & lines, int & number) {
-    Parameters          made;
+    Parameters          parameters;
     double              pinned = 0.0, pageable = 0.0, copy_s = 0.0;
     std::array<bool, 4> given = {};
     std::string         line;
@@ -144,52 +144,52 @@ Parameters parse_device(std::istringstream & lines, int & number) {
             continue;
         }
         const std::string                     name      = read.word();
-        const std::map<std::string, double *> rates     = {{"bytes_per_s", &made.bytes_per_s},
-                                                           {"flops_per_s", &made.flops_per_s},
-                                                           {"flops_float_per_s", &made.flops_float_per_s},
+        const std::map<std::string, double *> rates     = {{"bytes_per_s", &parameters.bytes_per_s},
+                                                           {"flops_per_s", &parameters.flops_per_s},
+                                                           {"flops_float_per_s", &parameters.flops_float_per_s},
                                                            {"pinned_bytes_per_s", &pinned},
                                                            {"pageable_bytes_per_s", &pageable}};
-        const std::map<std::string, double *> latencies = {{"kernel_s", &made.kernel_s},
-                                                           {"launch_s", &made.launch_s},
-                                                           {"launch_node_s", &made.launch_node_s},
-                                                           {"uncaptured_node_s", &made.uncaptured_node_s},
+        const std::map<std::string, double *> latencies = {{"kernel_s", &parameters.kernel_s},
+                                                           {"launch_s", &parameters.launch_s},
+                                                           {"launch_node_s", &parameters.launch_node_s},
+                                                           {"uncaptured_node_s", &parameters.uncaptured_node_s},
                                                            {"copy_s", &copy_s},
-                                                           {"copy_issue_s", &made.copy_issue_s},
-                                                           {"synchronize_s", &made.synchronize_s}};
+                                                           {"copy_issue_s", &parameters.copy_issue_s},
+                                                           {"synchronize_s", &parameters.synchronize_s}};
         if (rates.count(name) > 0) {
             *rates.at(name) = read.positive();
         } else if (latencies.count(name) > 0) {
             *latencies.at(name) = read.not_negative();
         } else if (name == "name") {
-            made.name = read.word();
+            parameters.name = read.word();
         } else if (name == "description") {
-            made.description = read.rest();
+            parameters.description = read.rest();
         } else if (name == "memory_bytes") {
-            made.memory_bytes = read.count();
+            parameters.memory_bytes = read.count();
         } else if (name == "pinned_bytes") {
-            made.pinned_bytes = read.count();
+            parameters.pinned_bytes = read.count();
         } else if (name == "knows_buffers_by") {
-            made.by_address = read.one_of<bool>({{"name", false}, {"address", true}});
+            parameters.by_address = read.one_of<bool>({{"name", false}, {"address", true}});
         } else if (name == "values") {
-            made.real_values = read.one_of<bool>({{"real", true}, {"drawn", false}});
+            parameters.real_values = read.one_of<bool>({{"real", true}, {"drawn", false}});
         } else if (name == "cpu") {
             const int64_t cpu = read.count();
-            require(cpu < max_cpus, read.where() + ": there is no such CPU");
-            made.cpu = static_cast<int>(cpu);
+            require(cpu < max_cpus, read.where() + ": unknown CPU");
+            parameters.cpu = static_cast<int>(cpu);
         } else if (name == "seed") {
-            made.seed = static_cast<uint64_t>(read.count());
+            parameters.seed = static_cast<uint64_t>(read.count());
         } else if (name == "lost_after") {
-            made.lost_after = read.count();
+            parameters.lost_after = read.count();
         } else if (name == "fail_alloc") {
-            made.fail_alloc = read.count();
+            parameters.fail_alloc = read.count();
         } else if (name == "routing") {
-            made.routing = read_routing(read.rest());
+            parameters.routing = read_routing(read.rest());
         } else if (name == "copy") {
-            const auto   out  = read.one_of<size_t>({{"in", 0}, {"out", 2}});
-            const auto   slot = out + read.one_of<size_t>({{"pinned", 0}, {"pageable", 1}});
-            const double a    = read.not_negative();
-            made.copies[slot] = {a, read.positive()};
-            given[slot]       = true;
+            const auto   out        = read.one_of<size_t>({{"in", 0}, {"out", 2}});
+            const auto   slot       = out + read.one_of<size_t>({{"pinned", 0}, {"pageable", 1}});
+            const double a          = read.not_negative();
+            parameters.copies[slot] = {a, read.positive()};
+            given[slot]             = true;
         } else if (name == "kernel") {
             const std::string op     = read.word();
             const ggml_type   type   = read.type();
@@ -198,27 +198,29 @@ Parameters parse_device(std::istringstream & lines, int & number) {
             const int64_t     tokens = read.count();
             require(used >= 0 && tokens > 0,
                     read.where() + ": a kernel is of some tokens, and of no less than 0 experts");
-            made.kernels[{op, type, shape[0], shape[1], shape[2], used}].emplace_back(tokens, read.positive());
+            parameters.kernels[{op, type, shape[0], shape[1], shape[2], used}].emplace_back(tokens, read.positive());
         } else {
-            throw oallama::Error(OALLAMA_INVALID, read.where() + ": there is no parameter " + name);
+            throw oallama::Error(OALLAMA_INVALID, read.where() + ": unknown parameter " + name);
         }
     }
-    require(made.memory_bytes > 0 && made.bytes_per_s > 0.0 && made.flops_per_s > 0.0 && made.flops_float_per_s > 0.0,
+    require(parameters.memory_bytes > 0 && parameters.bytes_per_s > 0.0 && parameters.flops_per_s > 0.0 &&
+                parameters.flops_float_per_s > 0.0,
             "an emulated device needs memory_bytes, bytes_per_s, flops_per_s and flops_float_per_s");
-    require(made.real_values || made.cpu >= 0, "an emulated device that keeps time needs a core of its own: cpu");
+    require(parameters.real_values || parameters.cpu >= 0,
+            "an emulated device that keeps time needs a core of its own: cpu");
     for (size_t slot = 0; slot < given.size(); slot++) {
         if (!given[slot]) {
             const double rate = slot % 2 == 0 ? pinned : pageable;
             require(rate > 0.0, "an emulated device needs pinned_bytes_per_s and pageable_bytes_per_s");
-            made.copies[slot] = {copy_s, 1.0 / rate};
+            parameters.copies[slot] = {copy_s, 1.0 / rate};
         }
     }
-    for (auto & [signature, curve] : made.kernels) {
+    for (auto & [signature, curve] : parameters.kernels) {
         std::sort(curve.begin(), curve.end());
         const auto again = [](const auto & a, const auto & b) { return a.first == b.first; };
         curve.erase(std::unique(curve.begin(), curve.end(), again), curve.end()); // the least of several times counts
     }
-    return made;
+    return parameters;
 }
 
 } // namespace
@@ -231,11 +233,11 @@ std::vector<Parameters> parse_parameters(const std::string & text) {
         const Parameters & last = devices.back();
         require(last.cpu == devices.front().cpu,
                 "emulated devices of one process share one core: cpu must be the same");
-        require(
-            std::count_if(devices.begin(), devices.end(), [&](const auto & one) { return one.name == last.name; }) == 1,
-            "two emulated devices are called " + last.name);
+        require(std::count_if(devices.begin(), devices.end(),
+                              [&](const auto & device) { return device.name == last.name; }) == 1,
+                "two emulated devices are called " + last.name);
         require(devices.size() <= most_devices,
-                "there are at most " + std::to_string(most_devices) + " emulated devices");
+                "at most " + std::to_string(most_devices) + " emulated devices are possible");
     }
     return devices;
 }

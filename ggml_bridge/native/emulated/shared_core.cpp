@@ -105,7 +105,7 @@ void pin_this_thread(int cpu) {
     CPU_SET(static_cast<size_t>(cpu), &set);
     if (::sched_setaffinity(0, sizeof set, &set) != 0) {
         throw oallama::Error(OALLAMA_INVALID, "the emulated device's core " + std::to_string(cpu) +
-                                                  " is not there, or not for this process");
+                                                  " does not exist, or this process may not use it");
     }
     ::setpriority(PRIO_PROCESS, static_cast<id_t>(thread_id()), -20); // where that is allowed
     ::pthread_setname_np(::pthread_self(), "emulated");

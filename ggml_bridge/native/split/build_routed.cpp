@@ -13,8 +13,8 @@ constexpr int64_t least_packed = 64;
 
 // A tensor that several launches read: its memory stays its own.
 ggml_tensor * read_again(ggml_tensor * tensor) {
-    for (ggml_tensor * one = tensor; one != nullptr; one = one->view_src) {
-        ggml_set_output(one);
+    for (ggml_tensor * view = tensor; view != nullptr; view = view->view_src) {
+        ggml_set_output(view);
     }
     return tensor;
 }
@@ -102,16 +102,16 @@ void RoutedBuilder::emit_sum(int i) {
         device_part = device_sum(routed, device_part);
         build_.device_nodes[side_device].push_back(device_part);
     }
-    const ggml_tensor * node = build_.graph->nodes[i];
-    ggml_tensor *       own  = build_.program.resident
-                                   ? build_.stage(ggml_new_tensor(build_.ctx(), node->type, GGML_MAX_DIMS, node->ne))
-                                   : nullptr;
-    if (own != nullptr && summed) {
-        build_.segment.sums.push_back({build_.side_of(rows, side_host), own, number_of(routed)});
-        resident_.make_sum(i, own, device_part, {});
+    const ggml_tensor * node   = build_.graph->nodes[i];
+    ggml_tensor *       result = build_.program.resident
+                                     ? build_.stage(ggml_new_tensor(build_.ctx(), node->type, GGML_MAX_DIMS, node->ne))
+                                     : nullptr;
+    if (result != nullptr && summed) {
+        build_.segment.sums.push_back({build_.side_of(rows, side_host), result, number_of(routed)});
+        resident_.make_sum(i, result, device_part, {});
         return;
     }
-    fetch_rows(i, Download::Join::sum, device_part, routed, own);
+    fetch_rows(i, Download::Join::sum, device_part, routed, result);
     build_.segment.downloads.back().host_rows = build_.side_of(rows, side_host);
     build_.segment.downloads.back().summed    = summed;
 }
@@ -129,28 +129,28 @@ Routed & RoutedBuilder::routing_of(int mul_mat) {
         }
     }
     build_.segment.routings.emplace_back();
-    Routed & made = build_.segment.routings.back();
-    made.weights  = {weight};
-    made.ids      = build_.source_of(mul_mat, 2);
-    made.n_used   = chosen->ne[0];
-    made.n_rows   = chosen->ne[0] * chosen->ne[1];
-    made.n_device = n_device_ranks(chosen->ne[0], *weight);
+    Routed & routed = build_.segment.routings.back();
+    routed.weights  = {weight};
+    routed.ids      = build_.source_of(mul_mat, 2);
+    routed.n_used   = chosen->ne[0];
+    routed.n_rows   = chosen->ne[0] * chosen->ne[1];
+    routed.n_device = n_device_ranks(chosen->ne[0], *weight);
     if (weight->table()->is_movable()) {
         const DeviceSpec & device = device_spec_of(build_.graph->nodes[mul_mat]->src[0]);
         build_.program.stream     = device.stream;
         build_.program.exchange   = device.exchange;
     }
-    made.host_ids = build_.stage(ggml_new_tensor_2d(build_.ctx(), GGML_TYPE_I32, 1, made.n_rows));
+    routed.host_ids = build_.stage(ggml_new_tensor_2d(build_.ctx(), GGML_TYPE_I32, 1, routed.n_rows));
     if (weight->table()->is_movable() && chosen->ne[1] > 1) {
-        made.n_most     = std::min(made.n_rows, std::max(least_packed, (made.n_device * chosen->ne[1] + 1) / 2));
-        made.device_ids = numbers(made, Upload::What::ids, 1);
+        routed.n_most     = std::min(routed.n_rows, std::max(least_packed, (routed.n_device * chosen->ne[1] + 1) / 2));
+        routed.device_ids = numbers(routed, Upload::What::ids, 1);
     } else {
-        const int64_t n   = made.n_device * chosen->ne[1];
-        ggml_tensor * ids = send(Upload::What::ids, ggml_new_tensor_1d(build_.ctx(), GGML_TYPE_I32, n), made, {});
-        made.device_ids   = ggml_reshape_2d(build_.ctx(), ids, made.n_device, chosen->ne[1]);
+        const int64_t n   = routed.n_device * chosen->ne[1];
+        ggml_tensor * ids = send(Upload::What::ids, ggml_new_tensor_1d(build_.ctx(), GGML_TYPE_I32, n), routed, {});
+        routed.device_ids = ggml_reshape_2d(build_.ctx(), ids, routed.n_device, chosen->ne[1]);
     }
-    made.sized.push_back({made.host_ids, 1});
-    return made;
+    routed.sized.push_back({routed.host_ids, 1});
+    return routed;
 }
 
 ggml_tensor * RoutedBuilder::routed_input(int i, Side side, Routed & routed) {

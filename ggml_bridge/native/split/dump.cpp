@@ -25,26 +25,26 @@ template <typename... Arguments> std::string format(const char * text, Arguments
     return line;
 }
 
-template <typename Copies, typename BytesOf> std::string copies(const Copies & of, const BytesOf & bytes_of) {
+template <typename Copies, typename BytesOf> std::string copies(const Copies & list, const BytesOf & bytes_of) {
     int64_t bytes = 0;
-    for (const auto & one : of) {
-        bytes += static_cast<int64_t>(bytes_of(one));
+    for (const auto & copy : list) {
+        bytes += static_cast<int64_t>(bytes_of(copy));
     }
-    return format("%zu (%lld bytes)", of.size(), static_cast<long long>(bytes));
+    return format("%zu (%lld bytes)", list.size(), static_cast<long long>(bytes));
 }
 
 std::string dump_segment(size_t number, const Segment & segment) {
     const auto n_join = segment.device_end - segment.join_begin;
     return format("segment %zu: ", number) + "inputs " +
-           copies(segment.inputs, [](const Input & one) { return one.bytes; }) + ", uploads " +
-           copies(segment.uploads, [](const Upload & one) { return ggml_nbytes(one.tensor); }) + ", streamed " +
-           copies(segment.streamed, [](const Streamed & one) { return ggml_nbytes(one.tensor); }) +
+           copies(segment.inputs, [](const Input & copy) { return copy.bytes; }) + ", uploads " +
+           copies(segment.uploads, [](const Upload & copy) { return ggml_nbytes(copy.tensor); }) + ", streamed " +
+           copies(segment.streamed, [](const Streamed & copy) { return ggml_nbytes(copy.tensor); }) +
            format(", host nodes %d, device nodes %d + %d routed + %d streamed + %d join, ",
                   segment.host_end - segment.host_begin, segment.launches_begin - segment.device_begin,
                   segment.stream_begin - segment.launches_begin, segment.join_begin - segment.stream_begin, n_join) +
-           "downloads " + copies(segment.downloads, [](const Download & one) { return ggml_nbytes(one.tensor); }) +
+           "downloads " + copies(segment.downloads, [](const Download & copy) { return ggml_nbytes(copy.tensor); }) +
            ", host results " +
-           copies(segment.host_results, [](const HostResult & one) { return ggml_nbytes(one.to); }) + "\n";
+           copies(segment.host_results, [](const HostResult & copy) { return ggml_nbytes(copy.to); }) + "\n";
 }
 
 std::string dump_node(int number, const ggml_tensor * node, const Value & v) {

@@ -13,8 +13,8 @@ void add_weighted(float * sum, const float * row, float weight, int64_t n) {
 }
 
 int64_t RoutedBatch::n_last_rows() const {
-    const auto last =
-        std::find_if(launches.rbegin(), launches.rend(), [](const RoutedLaunch & one) { return one.n_copies > 0; });
+    const auto last = std::find_if(launches.rbegin(), launches.rend(),
+                                   [](const RoutedLaunch & launch) { return launch.n_copies > 0; });
     return n_device_rows() - (last == launches.rend() ? 0 : last->begin);
 }
 
@@ -111,11 +111,11 @@ void route_packed(RoutedBatch & batch, int64_t n_most, const std::vector<int32_t
     for (const Group & group : groups) {
         const auto begin = static_cast<int64_t>(batch.device_rows.size());
         size_t     after = 0;
-        for (const ExpertTable::Move & one : group.experts) {
-            std::vector<int32_t> & rows = rows_of[static_cast<size_t>(one.expert)];
+        for (const ExpertTable::Move & move : group.experts) {
+            std::vector<int32_t> & rows = rows_of[static_cast<size_t>(move.expert)];
             batch.device_rows.insert(batch.device_rows.end(), rows.begin(), rows.end());
-            batch.slots.insert(batch.slots.end(), rows.size(), one.slot);
-            after = std::max(after, done[static_cast<size_t>(one.slot)]);
+            batch.slots.insert(batch.slots.end(), rows.size(), move.slot);
+            after = std::max(after, done[static_cast<size_t>(move.slot)]);
             rows.clear();
         }
         const auto end = static_cast<int64_t>(batch.device_rows.size());
@@ -128,9 +128,9 @@ void route_packed(RoutedBatch & batch, int64_t n_most, const std::vector<int32_t
             batch.launches.push_back({first, std::min(end, first + n_most), at, copy ? group.n_copies : 0,
                                       copy && group.n_copies > 0 ? after : 0});
         }
-        for (const ExpertTable::Move & one : group.experts) {
-            done[static_cast<size_t>(one.slot)] =
-                begin < end ? batch.launches.size() : done[static_cast<size_t>(one.slot)];
+        for (const ExpertTable::Move & move : group.experts) {
+            done[static_cast<size_t>(move.slot)] =
+                begin < end ? batch.launches.size() : done[static_cast<size_t>(move.slot)];
         }
     }
     for (size_t row = 0; row < batch.chosen.size(); row++) {

@@ -860,10 +860,10 @@ int oallama_plan_new(const char * text, oallama_plan ** plan) {
             const std::lock_guard<std::mutex> lock(registering);
             require(registered, "the backend is not registered yet; call oallama_register first");
         }
-        auto made    = std::make_unique<oallama_plan>();
-        made->loaded = std::make_shared<LoadedPlan>(parse_plan(text), &devices[device_split]);
-        made->loaded->find_devices(); // a missing one is an error now, not when a model is loaded
-        *plan = made.release();
+        auto result    = std::make_unique<oallama_plan>();
+        result->loaded = std::make_shared<LoadedPlan>(parse_plan(text), &devices[device_split]);
+        result->loaded->find_devices(); // a missing one is an error now, not when a model is loaded
+        *plan = result.release();
     });
 }
 
@@ -942,7 +942,7 @@ int oallama_get_device_compute(const char * device, int64_t * bytes) {
     return guarded([&] {
         require_room(device != nullptr && bytes != nullptr);
         ggml_backend_dev_t known = ggml_backend_dev_by_name(device);
-        require(known != nullptr, std::string("there is no device ") + device);
+        require(known != nullptr, std::string("unknown device ") + device);
         *bytes = compute_on(known);
     });
 }
@@ -950,20 +950,22 @@ int oallama_get_device_compute(const char * device, int64_t * bytes) {
 static int get_stats(oallama_stats * out, std::initializer_list<BatchKind> counted) {
     return guarded([&] {
         require_room(out != nullptr);
-        const auto sum = [&](std::atomic<int64_t> Stats::* one) {
+        const auto sum = [&](std::atomic<int64_t> Stats::* counter) {
             int64_t total = 0;
             for (BatchKind kind : counted) {
-                total += (stats(kind).*one).load();
+                total += (stats(kind).*counter).load();
             }
             return total;
         };
-        const auto seconds = [&](std::atomic<int64_t> Stats::* one) { return static_cast<double>(sum(one)) * 1e-9; };
-        *out               = {sum(&Stats::n_graphs),       sum(&Stats::n_segments),     sum(&Stats::n_built),
-                              seconds(&Stats::launch_ns),  seconds(&Stats::host_ns),    seconds(&Stats::wait_ns),
-                              seconds(&Stats::join_ns),    seconds(&Stats::total_ns),   sum(&Stats::bytes_in),
-                              sum(&Stats::bytes_out),      sum(&Stats::bytes_streamed), sum(&Stats::n_uses),
-                              sum(&Stats::n_hits),         sum(&Stats::n_fetched),      sum(&Stats::n_exchanged),
-                              sum(&Stats::bytes_exchanged)};
+        const auto seconds = [&](std::atomic<int64_t> Stats::* counter) {
+            return static_cast<double>(sum(counter)) * 1e-9;
+        };
+        *out = {sum(&Stats::n_graphs),       sum(&Stats::n_segments),     sum(&Stats::n_built),
+                seconds(&Stats::launch_ns),  seconds(&Stats::host_ns),    seconds(&Stats::wait_ns),
+                seconds(&Stats::join_ns),    seconds(&Stats::total_ns),   sum(&Stats::bytes_in),
+                sum(&Stats::bytes_out),      sum(&Stats::bytes_streamed), sum(&Stats::n_uses),
+                sum(&Stats::n_hits),         sum(&Stats::n_fetched),      sum(&Stats::n_exchanged),
+                sum(&Stats::bytes_exchanged)};
     });
 }
 
@@ -979,11 +981,11 @@ int oallama_reset_stats(void) {
     return guarded([] {
         for (BatchKind kind : {SEVERAL, SINGLE}) {
             Stats & done = stats(kind);
-            for (std::atomic<int64_t> * one :
+            for (std::atomic<int64_t> * counter :
                  {&done.n_graphs, &done.n_segments, &done.n_built, &done.launch_ns, &done.host_ns, &done.wait_ns,
                   &done.join_ns, &done.total_ns, &done.bytes_in, &done.bytes_out, &done.bytes_streamed, &done.n_uses,
                   &done.n_hits, &done.n_fetched, &done.n_exchanged, &done.bytes_exchanged}) {
-                *one = 0;
+                *counter = 0;
             }
         }
     });

@@ -448,9 +448,9 @@ class Finder {
             return false;
         }
         const int     rows = inside(i, 0);
-        const ggml_op made = graph_->nodes[rows]->op;
+        const ggml_op op   = graph_->nodes[rows]->op;
         const int     last = find_sum(graph_, i);
-        if (value(rows).wanted || (made != GGML_OP_MUL_MAT_ID && made != GGML_OP_ADD_ID) || last < 0 ||
+        if (value(rows).wanted || (op != GGML_OP_MUL_MAT_ID && op != GGML_OP_ADD_ID) || last < 0 ||
             !is_read_once(graph_, rows) || !is_sent(i, v)) {
             return false;
         }

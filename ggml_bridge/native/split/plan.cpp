@@ -280,7 +280,7 @@ int64_t in_groups(int64_t n_host, int64_t n_tokens) {
 
 int64_t granularity(ggml_type type, Axis axis) {
     const int64_t block = ggml_blck_size(type);
-    require(block > 0, "there is no ggml type " + std::to_string(static_cast<int32_t>(type)));
+    require(block > 0, "unknown ggml type " + std::to_string(static_cast<int32_t>(type)));
     return axis == Axis::cols ? std::lcm(block, row_group) : row_group;
 }
 

@@ -162,7 +162,8 @@ ContextSize largest_of(const ggml_cgraph * graph) {
 ContextSize taken_by(const Program & program) {
     ContextSize          size = {0, 1};
     const ggml_context * ctx  = program.ctx.get();
-    for (ggml_tensor * one = ggml_get_first_tensor(ctx); one != nullptr; one = ggml_get_next_tensor(ctx, one)) {
+    for (ggml_tensor * tensor = ggml_get_first_tensor(ctx); tensor != nullptr;
+         tensor               = ggml_get_next_tensor(ctx, tensor)) {
         size.n_tensors++;
     }
     for (const ggml_cgraph * graph : {program.host_graph, program.device_graph}) {

@@ -531,9 +531,9 @@ void SplitBackend::start(Program & program, int begin, int end) {
 void SplitBackend::join_on_device(Program & program, Segment & segment) {
     try {
         int64_t sent = 0;
-        for (const HostResult & one : segment.host_results) {
-            const size_t bytes = ggml_nbytes(one.to);
-            ggml_backend_tensor_set_async(side_->backend(), one.to, one.from->data, 0, bytes);
+        for (const HostResult & result : segment.host_results) {
+            const size_t bytes = ggml_nbytes(result.to);
+            ggml_backend_tensor_set_async(side_->backend(), result.to, result.from->data, 0, bytes);
             sent += static_cast<int64_t>(bytes);
         }
         stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
