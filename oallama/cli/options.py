@@ -249,18 +249,6 @@ profile_option = option(
 )  # fmt: skip
 
 
-def parse_chart(text: str) -> str:
-    """Check the name of an SVG file. Raises ValueError."""
-    if not text.lower().endswith(".svg"):
-        raise ValueError(f"{text!r} is not an SVG file; name a file that ends in .svg")
-    return text
-
-
-chart_option = option(
-    "--chart", type=parsed(parse_chart), metavar="FILE", shell_complete=complete_file,
-    help="Also draw the times, as SVG.",
-)  # fmt: skip
-
 json_option = option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 

@@ -12,7 +12,6 @@ from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import model_file
 from oallama.cli.options import (
     PLACEMENT,
-    chart_option,
     complete_file,
     context_option,
     count,
@@ -23,7 +22,7 @@ from oallama.cli.options import (
     output_option,
     profile_option,
 )
-from oallama.cli.output import busy, deliver, json_text, log, show, write_file
+from oallama.cli.output import busy, json_text, log, show, write_file
 from oallama.cli.policy import PolicyOptions, policy_option, prefetch_option
 from oallama.core.errors import UsageError
 from oallama.core.units import format_bytes
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
 @profile_option
 @json_option
 @output_option("a JSON trace for ui.perfetto.dev")
-@chart_option
 def command(
     files: tuple[str, ...],
     model_option: str | None,
@@ -76,12 +74,11 @@ def command(
     profile: str | None,
     as_json: bool,
     output: str | None,
-    chart: str | None,
 ) -> None:
     """Predict what CPU, GPU and the copies between them do while a plan runs. Nothing is run.
 
     \b
-      oallama simulate model.gguf --machine pc-12gb --chart streams.svg
+      oallama simulate model.gguf --machine pc-12gb
       oallama simulate plan.json -o trace.json
 
     \f
@@ -91,7 +88,7 @@ def command(
     """
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
-    from oallama.report.simulate import simulate_chart, simulate_document, simulate_tables
+    from oallama.report.simulate import simulate_document, simulate_tables
 
     model, plan_path = _model_and_plan(files, model_option)
     if plan_path is not None and (policy is not None or prefetch is not None):
@@ -121,8 +118,6 @@ def command(
         write_file("-", document)
     else:
         show(simulate_tables(setting, simulation))
-    if chart is not None:
-        deliver(simulate_chart(setting, simulation), chart)
 
 
 def _model_and_plan(files: Sequence[str], model: str | None) -> tuple[str | None, str | None]:

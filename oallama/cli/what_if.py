@@ -16,7 +16,6 @@ from oallama.cli.model_file import is_file, model_file, unknown_model
 from oallama.cli.options import (
     SIZE,
     WORKLOAD,
-    chart_option,
     count,
     gathered,
     given,
@@ -27,7 +26,7 @@ from oallama.cli.options import (
     threads_option,
     vram_fill_option,
 )
-from oallama.cli.output import busy, deliver, each_awaited, emit, emit_json, log
+from oallama.cli.output import busy, each_awaited, emit, emit_json, log
 from oallama.cli.policy import PolicyName
 from oallama.cli.speculation import parallel_option
 from oallama.core.errors import UsageError
@@ -117,7 +116,6 @@ def file_or_shape(word: str) -> str:
 @gathered(*WORKLOAD, parallel_option, vram_fill_option, threads_option)
 @profile_option
 @json_option
-@chart_option
 def command(
     model: str,
     rows: tuple[tuple[Card, ...], ...] | None,
@@ -131,7 +129,6 @@ def command(
     expected: int | None,
     profile: str | None,
     as_json: bool,
-    chart: str | None,
 ) -> None:
     """Predict a model's speed on cards that you need not have: with llama.cpp's fastest options, and with the best
     plan that a quick search finds. Popular models are known by name, without a file.
@@ -139,7 +136,7 @@ def command(
     \b
       oallama what-if gemma-3-27b --ram-speed 60
       oallama what-if qwen3-30b-a3b:Q8_0 --gpu "RTX 3060, 5060 Ti 16GB"
-      oallama what-if model.gguf --gpu rtx4090 --vram 20GiB -p 4096 --chart cards.svg
+      oallama what-if model.gguf --gpu rtx4090 --vram 20GiB -p 4096
       oallama what-if qwen3-32b --gpu rtx3060-12+gtx1650-4,rtx3060-12
 
     \f
@@ -156,7 +153,7 @@ def command(
     # loads llama.cpp during the imports and the reading of the model, but not while the CPU is timed
     with NoAllocLoader(at_once=host is not None) as no_alloc_loader:
         from oallama.placer.described import alone_and_beside
-        from oallama.report.what_if import what_if_chart, what_if_document, what_if_foot, what_if_head, what_if_line
+        from oallama.report.what_if import what_if_document, what_if_foot, what_if_head, what_if_line
 
         placer = placer_on(host, model, replace(options, device="none"), profile, no_alloc_loader)
         workload = placer.workload(n_prompt, n_gen, n_parallel=expected or 1)
@@ -176,8 +173,6 @@ def command(
         emit_json(what_if_document(model_told, workload, alone, predicted, host))
     else:
         emit(what_if_foot(placer.model, workload, alone, predicted, policy or "auto", host))
-    if chart is not None:
-        deliver(what_if_chart(placer.model, workload, predicted), chart)
 
 
 def _cards(rows: tuple[tuple[Card, ...], ...] | None, memory_bytes: int | None) -> tuple[tuple[Card, ...], ...]:

@@ -1,4 +1,4 @@
-"""The report of `oallama what-if`: JSON document, table and chart. All values are predictions."""
+"""The report of `oallama what-if`: JSON document and table. All values are predictions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from oallama.core.units import format_bytes, format_seconds
 from oallama.device.card import Host
 from oallama.planner.placement import VerifiedPlan, n_gpu_layers
 from oallama.planner.pure_plan import WhatIf
-from oallama.report.chart import OURS, STOCK, BarGroup, ChartLine, TimeBar, times_chart
 from oallama.report.operators import step_text
 from oallama.report.table import WIDTH
 from oallama.report.text import model_title, rate_text, three_digits
@@ -19,7 +18,6 @@ from oallama.report.text import model_title, rate_text, three_digits
 CLAIM = "predicted from published rates of the cards, not measured"
 NAME, GB, WAY, TIME = 14, 9, 9, 8  # characters of columns, which are known before their cells are
 WIDTHS = (NAME, GB, WAY, TIME, TIME, TIME, TIME, 6)
-LONGEST_TITLE = 46  # of the chart, characters of the model's name beside the legend
 
 
 def what_if_document(
@@ -166,29 +164,3 @@ def _line(cells: Sequence[str]) -> str:
 
 def _rate(predicted: Predicted) -> str:
     return three_digits(1 / predicted.tpot_s) if predicted.tpot_s > 0 else "-"
-
-
-def what_if_chart(model: ModelInfo, workload: Workload, rows: Sequence[WhatIf]) -> str:
-    """The picture as SVG: bars by card, for stock llama.cpp and for our best plan."""
-    title = model_title(model)
-    cards = ", ".join(
-        f"{row.name} {format_seconds(row.best.predicted.ttft_s)} and {format_seconds(row.best.predicted.tpot_s)}"
-        for row in rows
-    )
-    return times_chart(
-        title=f"{title if len(title) <= LONGEST_TITLE else title[:LONGEST_TITLE] + '…'}: which card?",
-        subtitle=f"{workload.n_prompt} + {workload.n_gen} tokens, context {workload.n_ctx}; {CLAIM}",
-        groups=(BarGroup("", tuple(_chart_line(row) for row in rows)),),
-        label=f"Times of {title} to the first token and per further token, {CLAIM}: {cards}",
-        legend=((STOCK, "stock llama.cpp"), (OURS, "best plan")),
-    )
-
-
-def _chart_line(row: WhatIf) -> ChartLine:
-    def bar(seconds: float, colour: str) -> TimeBar:
-        return TimeBar(seconds, colour, format_seconds(seconds))
-
-    stock, best = row.stock.predicted, row.best.predicted
-    first_token = (bar(stock.ttft_s, STOCK), bar(best.ttft_s, OURS))
-    each_more = (bar(stock.tpot_s, STOCK), bar(best.tpot_s, OURS))
-    return ChartLine(row.name, (first_token, each_more), format_bytes(row.memory_bytes))

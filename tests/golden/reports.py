@@ -1,4 +1,4 @@
-"""The files of tests/golden/report: reports of made-up records as text, Markdown, CSV, JSON, SVG and HTML.
+"""The files of tests/golden/report: reports of made-up records as text, JSON and HTML.
 
     PYTHONPATH=tests/unit:tests python tests/golden/reports.py
 
@@ -31,9 +31,9 @@ from oallama.report.html import affinity_html
 from oallama.report.operators import AffinityReport, report_document, report_tables
 from oallama.report.placement_page import placement_document, placement_html
 from oallama.report.plan import plan_sentences
-from oallama.report.simulate import SimulationSetting, simulate_chart, simulate_tables
+from oallama.report.simulate import SimulationSetting, simulate_tables
 from oallama.report.table import Table, plain
-from oallama.report.what_if import what_if_chart, what_if_document, what_if_foot, what_if_head, what_if_line
+from oallama.report.what_if import what_if_document, what_if_foot, what_if_head, what_if_line
 
 FOLDER = Path(__file__).parent / "report"
 TESTBED = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "testbeds" / "scheinfer-a.json"
@@ -184,7 +184,6 @@ def simulations() -> Iterator[tuple[str, str]]:
     made = world.simulate(world.plan("flexgen"))
     setting = SimulationSetting(SMALL, "flexgen", machine.card.name, machine.description, machine.sources, ("a note",))
     yield "simulate.txt", text_of(*simulate_tables(setting, made))
-    yield "simulate.svg", simulate_chart(setting, made)
 
 
 def cards() -> Iterator[tuple[str, str]]:
@@ -198,7 +197,6 @@ def cards() -> Iterator[tuple[str, str]]:
     head, foot = what_if_head(placer.model, workload, None), what_if_foot(placer.model, workload, alone, rows, "auto")
     yield "what-if.txt", "\n".join([head, *lines, foot])
     yield "what-if-policy.txt", what_if_foot(placer.model, workload, alone, rows, "hetegen", HOST)
-    yield "what-if.svg", what_if_chart(placer.model, workload, rows)
     document = what_if_document(placer.model, workload, alone, rows, HOST)
     yield "what-if.json", json_of(rounded(document))
 

@@ -212,7 +212,7 @@ def test_the_shell_is_offered_policies_that_there_are_and_files(monkeypatch, cap
         return capsys.readouterr().out.splitlines()
 
     assert completed("plan", "--policy", "") == [f"plain,{name}" for name in POLICY_NAMES]
-    for line in ("run mod", "run -f mod", "plan mod", "run --profile mod", "what-if --chart mod"):
+    for line in ("run mod", "run -f mod", "plan mod", "run --profile mod"):
         assert completed(*line.split()) == ["file,mod"]
 
 

@@ -8,8 +8,8 @@ from statistics import geometric_mean
 from typing import Any
 
 from oallama.core.units import format_seconds
-from oallama.report.chart import OURS, STOCK, BarGroup, ChartLine, TimeBar, times_chart
 from oallama.report.table import Table, table
+from oallama_contrib.matrix.chart import OURS, STOCK, BarGroup, ChartLine, TimeBar, times_chart
 
 Row = Mapping[str, Any]
 
@@ -44,12 +44,12 @@ def matrix_chart(about: str, tests: Sequence[MeasuredTest]) -> str:
     groups = tuple(
         BarGroup(
             ", ".join(test.label.values()),
-            tuple(ChartLine(_label(row, test), ((_bar(row, "ttft"),), (_bar(row, "tpot"),))) for row in test.rows),
+            tuple(ChartLine(_label(row, test), (_bar(row, "ttft"), _bar(row, "tpot"))) for row in test.rows),
         )
         for test in tests
     )
     machines = dict.fromkeys(str(row["gpu_info"] or row["cpu_info"]) for test in tests for row in test.rows)
-    return times_chart(about, f"{', '.join(machines)}; seconds, so shorter is better", groups, about)
+    return times_chart(about, f"{', '.join(machines)}; seconds, so shorter is better", groups)
 
 
 def _label(row: Row, test: MeasuredTest) -> str:
