@@ -13,7 +13,7 @@ from typing import Any
 
 from oallama.bench.records import ArmResult, BenchResult, BenchTest, Sample, Series
 from oallama.bench.stats import LEAST_PAIRS, speed_ratio
-from oallama.core.codec import finite
+from oallama.core.codec import jsonable
 from oallama.core.types import Ratio
 from oallama.core.units import GIB, MIB
 from oallama.report.table import in_lines
@@ -200,7 +200,7 @@ def formatted(rows: Sequence[Row], format: str) -> str:
 
 def json_text(rows: Sequence[Row]) -> str:
     """A JSON list of objects, one line per field, as in llama-bench, with raw samples and nested fields."""
-    return json.dumps([finite(row) for row in rows], indent=2, allow_nan=False) + "\n"
+    return json.dumps([jsonable(row) for row in rows], indent=2, allow_nan=False) + "\n"
 
 
 def markdown(rows: Sequence[Row]) -> str:

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from oallama.core.codec import finite
+from oallama.core.codec import jsonable
 from oallama.core.errors import UsageError
 from oallama.core.files import unwritten, write_whole
 from oallama.core.ticking import ticking
@@ -45,7 +45,7 @@ def emit_json(document: Any) -> None:
 
 def json_text(document: Any) -> str:
     """Return JSON in ASCII, so that names cannot control the terminal. NaN and infinities become null."""
-    return json.dumps(finite(document), indent=1, allow_nan=False) + "\n"
+    return json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n"
 
 
 def log(message: str) -> None:

@@ -12,7 +12,7 @@ import math
 import reprlib
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -31,7 +31,6 @@ class Mark(Enum):
     FLAT = "flat"  # a dataclass whose keys lie beside those of the outer one
     OMIT_DEFAULT = "omit default"  # not written where the value is the field's default
     REQUIRED = "required"  # must be there, though the field has a default
-    NOT_NULL = "not null"  # left out where it is None, which null does not say
 
 
 Count = Annotated[int, Mark.NOT_NEGATIVE]
@@ -85,27 +84,14 @@ def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text. Raises CodecError for invalid JSON, for numbers that JSON forbids (NaN, Infinity, 1e999), and
-    for more than MOST_NESTED nested lists and objects."""
+    """Parse a JSON text. Raises CodecError for invalid JSON, and for numbers that JSON forbids (NaN, Infinity,
+    1e999)."""
     try:
-        value = json.loads(text, parse_constant=_refused_constant, parse_float=_finite_number)
+        return json.loads(text, parse_constant=_refused_constant, parse_float=_finite_number)
     except RecursionError:
         raise CodecError("it is nested too deeply") from None
     except ValueError as error:  # UnicodeDecodeError too
         raise CodecError(str(error)) from None
-    level = [value]
-    for _ in range(MOST_NESTED):
-        level = [item for outer in level for item in _items(outer) if isinstance(item, (dict, list))]
-        if not level:
-            return value
-    raise CodecError("it is nested too deeply")
-
-
-MOST_NESTED = 64
-
-
-def _items(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _refused_constant(name: str) -> NoReturn:
@@ -120,7 +106,7 @@ def _finite_number(text: str) -> float:
 
 
 def to_json(record: Any) -> dict[str, Any]:
-    """The JSON object of a dataclass: tuples as lists, numbers as they are."""
+    """The JSON object of a dataclass: tuples as lists, NaN and infinities as null."""
     document: dict[str, Any] = {}
     omitted = set()
     for field in _fields_of(type(record)):
@@ -128,33 +114,26 @@ def to_json(record: Any) -> dict[str, Any]:
         if field.is_omitted(value):
             omitted.add(field.name)
         elif Mark.FLAT in field.marks:
-            document.update(to_json(value))
+            document |= to_json(value)
         else:
-            document[field.name] = _plain(value)
+            document[field.name] = jsonable(value)
     keys = getattr(type(record), "JSON_KEYS", tuple(document))
     properties = {key for key in keys if key not in document and key not in omitted and hasattr(record, key)}
-    document.update({key: _plain(getattr(record, key)) for key in properties})
+    document |= {key: jsonable(getattr(record, key)) for key in properties}
     return {key: document[key] for key in keys if key in document}
 
 
-def _plain(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """A value that JSON can represent: dataclasses become objects, NaN and infinities null, keys strings, tuples
+    lists."""
     if is_dataclass(value):
         return to_json(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
-
-
-def finite(value: Any) -> Any:
-    """A value that JSON can represent: NaN and infinities become null, keys strings, tuples lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
+        return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
+        return [jsonable(item) for item in value]
     return value
 
 
@@ -212,7 +191,7 @@ def _value(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str)
     inner = _without_none(hint)
     if inner is not hint:
         inner, more = _split(inner)
-        if value is None and Mark.NOT_NULL not in marks:
+        if value is None:
             return None
         return _value(inner, (*marks, *more), value, where, name)
     origin, args = get_origin(hint), get_args(hint)

@@ -109,13 +109,8 @@ class NonMatmulCase:
     n_tokens: Size
     n_kv: Count
     seconds: Positive
-    samples: Samples
     shape: Annotated[NonMatmulShape, Mark.FLAT]
-
-    JSON_KEYS: ClassVar[tuple[str, ...]] = (
-        "device", "n_tokens", "n_kv", "seconds", "n_embd", "n_head", "n_head_kv", "n_embd_head_k", "n_embd_head_v",
-        "n_ff", "flash_attn", "type_k", "type_v", "samples",
-    )  # fmt: skip
+    samples: Samples
 
     @property
     def key(self) -> tuple[str, int, int, NonMatmulShape]:

@@ -83,7 +83,7 @@ class Plan:
     predicted: Annotated[Predicted | None, Mark.REQUIRED]  # None: made without a profile
     token_assignment: tuple[tuple[Count, Count], ...] = ()  # (n_tokens, n_g)
     # None: not given; the defaults hold
-    streaming: Annotated[StreamSettings | None, Mark.OMIT_DEFAULT, Mark.NOT_NULL] = None
+    streaming: Annotated[StreamSettings | None, Mark.OMIT_DEFAULT] = None
     # that it was made for; None: not given
     attention: Annotated[Attention | None, Mark.OMIT_DEFAULT] = None
     # of the planner: what was lowered or left out to make it fit, in sentences
@@ -96,9 +96,9 @@ class Plan:
     # of several devices: the same of each behind the first
     behind_first: Annotated[tuple[SplitSettings, ...], Mark.OMIT_DEFAULT] = ()
     # of stock llama.cpp's own configuration: how it is loaded; None: as the rows say
-    stock: Annotated[StockOptions | None, Mark.OMIT_DEFAULT, Mark.NOT_NULL] = None
+    stock: Annotated[StockOptions | None, Mark.OMIT_DEFAULT] = None
     # how drafts are made; None: none are
-    draft: Annotated[Draft | None, Mark.OMIT_DEFAULT, Mark.NOT_NULL] = None
+    draft: Annotated[Draft | None, Mark.OMIT_DEFAULT] = None
 
     def __post_init__(self) -> None:
         _check(self)

@@ -179,7 +179,7 @@ def _non_matmul(
                 total_s = sum(
                     seconds(k.flop, k.n_bytes, None) for k in non_matmul_kernels(shape, n_tokens, n_kv, routed, device)
                 )
-                cases.append(NonMatmulCase(device, n_tokens, n_kv, total_s, (total_s,), shape))
+                cases.append(NonMatmulCase(device, n_tokens, n_kv, total_s, shape, (total_s,)))
     return tuple(cases)
 
 

@@ -234,4 +234,4 @@ def _measure_non_matmul(session: Session, device: str, n_tokens: int, n_kv: int,
     except (OutOfMemory, Unsupported) as error:
         return {"skipped": [to_json(non_matmul_skipped(device, n_tokens, n_kv, shape, str(error)))]}
     timing = session.timed(timer, _fewer(session.policy, NON_MATMUL_CAP))
-    return {"rest": [to_json(NonMatmulCase(device, n_tokens, n_kv, timing.seconds, timing.samples, shape))]}
+    return {"rest": [to_json(NonMatmulCase(device, n_tokens, n_kv, timing.seconds, shape, timing.samples))]}

@@ -30,7 +30,7 @@ class Outer:
     near: Inner | None = None
     note: Annotated[str | None, Mark.OMIT_DEFAULT] = None
     listed: Annotated[tuple[str, ...], Mark.REQUIRED] = ()
-    absent: Annotated[Inner | None, Mark.OMIT_DEFAULT, Mark.NOT_NULL] = None
+    absent: Annotated[Inner | None, Mark.OMIT_DEFAULT] = None
 
     JSON_KEYS: ClassVar = (
         "n", "double", "name", "size", "kind", "seconds", "others", "pairs", "near", "note", "listed", "absent",
@@ -89,7 +89,6 @@ def test_defaults_and_unknown_keys() -> None:
         ({"others": {"k": {"kind": 1, "size": [1, 1]}}}, "it.others.k: kind must be one of a, b, not 1"),
         ({"pairs": [[1, 2.0], [1]]}, "it: pairs[1] must be a list of 2 values, not [1]"),
         ({"near": []}, "it.near must be an object, not []"),
-        ({"absent": None}, "it.absent must be an object, not None"),
         ({"n": "x" * 99}, f"it: n must be a whole number, not '{'x' * 36}..."),
         ({"n": 2**63}, "it: n must be a whole number of 64 bits, not 9223372036854775808"),
     ],
@@ -101,10 +100,7 @@ def test_faults_name_their_path(changes: dict[str, Any], message: str) -> None:
     assert str(error.value) == message
 
 
-@pytest.mark.parametrize(
-    "text", ["NaN", "[Infinity]", "[1e999]", "[" * 65 + "]" * 65, "[" * 100_000, "9" * 5000, "", b"\xff"]
-)
+@pytest.mark.parametrize("text", ["NaN", "[Infinity]", "[1e999]", "[" * 100_000, "9" * 5000, "", b"\xff"])
 def test_json_that_could_not_be_written_again_is_refused(text: str | bytes) -> None:
     with pytest.raises(CodecError):
         parse_json(text)
-    assert parse_json("[" * 64 + "]" * 64)

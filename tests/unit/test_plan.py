@@ -140,7 +140,6 @@ F16 = {"flash_attn": "on", "type_k": "f16", "type_v": "f16"}
         ("token_assignment", [{"n_tokens": 512, "n_g": 1}, {"n_tokens": 512, "n_g": 1}], ""),
         ("token_assignment", [{"n_tokens": 0, "n_g": 0}], ""),
         ("token_assignment", [[512, 1]], "it.json: plan.token_assignment[0] must be an object, not [512, 1]"),
-        ("streaming", None, "it.json: plan.streaming must be an object, not None"),
         ("streaming", {"n_slots": 2, "prefetch": "ahead"}, "it.json: plan.streaming: kept_twice is missing"),
         ("streaming", STREAM | {"prefetch": "behind"}, "it.json: plan.streaming: prefetch must be one of ahead, layer"),
         ("streaming", STREAM | {"kept_twice": 0}, "it.json: plan.streaming: kept_twice must be true or false"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from oallama.bench.records import BenchTest
 from oallama.bench.stats import speed_ratio
-from oallama.core.codec import CodecError, finite, from_json, parse_json
+from oallama.core.codec import CodecError, from_json, jsonable, parse_json
 from oallama.core.errors import UsageError
 from oallama.core.files import read_toml, unwritten, write_whole
 from oallama_contrib.matrix.report import MeasuredTest
@@ -164,7 +164,7 @@ class ResultFile:
     def put(self, outcome: Outcome) -> None:
         self._outcomes[outcome.command] = outcome
         try:
-            write_whole(self.path, json.dumps(finite(self.document()), indent=1, allow_nan=False) + "\n")
+            write_whole(self.path, json.dumps(jsonable(self.document()), indent=1, allow_nan=False) + "\n")
         except OSError as error:
             raise unwritten(UsageError, str(self.path), error) from None
 
