@@ -25,33 +25,30 @@ from oallama.report.operators import (
     weights_on_device,
     zero_text,
 )
-from oallama.report.text import model_title, printable, ranges_text
+from oallama.report.text import model_title, policy_on, printable, ranges_text
 
 
 def affinity_html(report: AffinityReport) -> str:
     """The page, with the places of the plan that `oallama run` uses. Deterministic: the same report gives the same
     bytes."""
     asked, report = report, as_run(report)
-    filters = {
-        "ranges": lambda layers: (ranges_text(layers) or "-").split(", "),
-        "saved": lambda line: saved_text(line.saved_s),
-        "affinity": lambda line: affinity_text(line, *(f"{value:.2f}" for value in line.affinity)),
-    }
     memory, places = report.plan.memory, report.places
     headings = layout.OPERATOR_HEADINGS
     slices = report.plan.n_on("split") > 0
     return page.rendered(
         "affinity.html.j2",
         ["affinity.js"],
-        filters,
         title=model_title(report.model),
         about=("GPU affinity", "GPU affinity"),
-        subtitles=(layout.subtitle(report), measured_text(report)),
+        subtitles=(
+            layout.subtitle(report.model, policy_on(report.phase, report.device)),
+            measured_text(report),
+        ),
         device=printable(report.device),
         fingerprint=f"model {printable(report.model.fingerprint, 16)}",
         tiles=[(*tile, "") for tile in layout.tiles(report)],
         notes=[printable_sentence(note) for note in report.plan.notes],
-        map=layout.affinity_map(report.operators, layout.numbered([one.layers for one in report.devices])),
+        map=layout.affinity_map(report.operators, [device.layers for device in report.devices]),
         scale_marks=layout.scale_marks(report.operators),
         zero=zero_text(report.operators),
         compared=compared(asked) if report.baselines else (),
@@ -64,7 +61,15 @@ def affinity_html(report: AffinityReport) -> str:
         device_items=DEVICE_ITEMS,
         by_device=[(role, kind, times) for role, kind, *times in side_by_side(report)] if report.devices else (),
         weight_segments=layout.weight_segments(*weights_on_device(report.operators)),
-        role_lines=fold(report.operators, ranked_places(asked), places),
+        role_lines=[
+            (
+                line,
+                (ranges_text(line.layers) or "-").split(", "),
+                saved_text(line.saved_s),
+                affinity_text(line, *(f"{value:.2f}" for value in line.affinity)),
+            )
+            for line in fold(report.operators, ranked_places(asked), places)
+        ],
         order=order_text(report),
         convergence=convergence_text(report),
         run=run_text(report),

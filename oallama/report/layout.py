@@ -3,11 +3,11 @@ only inserts them, so that all logic is here, where it is tested."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from oallama.core.affinity_report import Affinity
-from oallama.core.types import MemoryBreakdown
+from oallama.core.types import MemoryBreakdown, ModelInfo
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.report.operators import (
     AffinityReport,
@@ -25,7 +25,6 @@ from oallama.report.text import (
     device_name,
     percent,
     plural,
-    policy_on,
     printable,
     rate_text,
     shape_text,
@@ -109,21 +108,6 @@ def role_order(role: str) -> tuple[int, str]:
     return (_ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER), role)
 
 
-Heading = Callable[[int], str]
-"""The number of a layer -> the heading of its row."""
-
-
-def numbered(ranges: Sequence[tuple[int, int]]) -> Heading:
-    """Headings with the number of the device that has the layer, where there are several. ranges: [begin, end) of
-    each."""
-
-    def heading(layer: int) -> str:
-        number = next((str(n) for n, (begin, end) in enumerate(ranges) if begin <= layer < end), "-")
-        return f"{layer} · {number}" if ranges else str(layer)
-
-    return heading
-
-
 def memories(
     device: str, memory: MemoryBreakdown, used: Sequence[str]
 ) -> list[tuple[str, MemoryBreakdown, tuple[Segment, ...]]]:
@@ -132,7 +116,7 @@ def memories(
     return [(name, one, memory_segments(one)) for name, one in each]
 
 
-def affinity_map(rows: Sequence[Affinity], heading: Heading = str) -> AffinityMap:
+def affinity_map(rows: Sequence[Affinity], ranges: Sequence[tuple[int, int]] = ()) -> AffinityMap:
     def mark(row: Affinity) -> MapMark:
         where = f"on the {row.backend}"
         if row.backend == "split":
@@ -141,10 +125,16 @@ def affinity_map(rows: Sequence[Affinity], heading: Heading = str) -> AffinityMa
         label = f"{printable(row.name)}: {where}, {gain}, rank {row.rank}"
         return MapMark(f"op-{row.rank}", row.backend[0].upper(), step(row.affinity), label)
 
-    return arranged(((row.layer, row.role, mark(row)) for row in rows), heading)
+    return arranged(((row.layer, row.role, mark(row)) for row in rows), ranges)
 
 
-def arranged(marks: Iterable[tuple[int | None, str, MapMark]], heading: Heading = str) -> AffinityMap:
+def arranged(marks: Iterable[tuple[int | None, str, MapMark]], ranges: Sequence[tuple[int, int]] = ()) -> AffinityMap:
+    """Marks by layer and role. ranges: the layers [begin, end) of each of several devices, whose numbers are shown."""
+
+    def heading(layer: int) -> str:
+        number = next((str(n) for n, (begin, end) in enumerate(ranges) if begin <= layer < end), "-")
+        return f"{layer} · {number}" if ranges else str(layer)
+
     inside: dict[tuple[int, str], list[MapMark]] = {}
     outside = []
     for layer, role, mark in marks:
@@ -239,11 +229,10 @@ def tiles(report: AffinityReport) -> tuple[tuple[str, str, str], ...]:
     )
 
 
-def subtitle(report: AffinityReport) -> str:
-    """One line below the model's name."""
-    model = report.model
+def subtitle(model: ModelInfo, placement: str) -> str:
+    """One line below the model's name. placement: what places it where."""
     experts = f" · {model.n_expert_used} of {plural(model.n_expert, 'expert')}" if model.n_expert else ""
     return (
         f"{printable(model.arch)} · {plural(model.n_layer, 'layer')}{experts} · {format_bytes(model.file_bytes)} · "
-        f"{policy_on(report.phase, report.device)}"
+        f"{placement}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +18,39 @@ from oallama.report.text import percent, printable
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def environment() -> Environment:
-    """The template environment: escapes everything that is not marked as ours; a missing name is an error."""
-    made = Environment(
+def rendered(template: str, scripts: Sequence[str], **values: Any) -> str:
+    """A page with the style of all pages and these scripts; it escapes everything that is not marked as ours.
+    Deterministic: the same values give the same bytes."""
+    environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
-    made.filters |= {
+    environment.filters |= {
         "printable": printable,
         "bytes": format_bytes,
         "mib": lambda n_bytes: f"{n_bytes / MIB:,.2f} MiB",
         "exact": lambda n_bytes: f"{n_bytes:,}",
         "share": percent,
     }
-    return made
+    css, js = map(Markup, _sources(scripts))  # ours, not the model's
+    policy = content_security_policy(scripts)
+    return environment.get_template(template).render(css=css, js=js, policy=policy, version=__version__, **values)
 
 
-def rendered(template: str, scripts: Sequence[str], filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
-    """A page with the style of all pages and these scripts. Deterministic: the same values give the same bytes."""
-    made = environment()
-    made.filters |= filters
-    css, js = _sources(scripts)  # ours, not the model's
-    policy = policy_of(css, js)
-    return made.get_template(template).render(css=css, js=js, policy=policy, version=__version__, **values)
+def content_security_policy(scripts: Sequence[str], connect: str = "") -> str:
+    """Only the style of all pages and these scripts, nothing from anywhere else. connect: what the scripts may ask,
+    'self' or nothing."""
+    style, script = map(_hash, _sources(scripts))
+    asked = f" connect-src {connect};" if connect else ""
+    return f"default-src 'none'; style-src '{style}'; script-src '{script}';{asked} base-uri 'none'; form-action 'none'"
 
 
-def content_security_policy(scripts: Sequence[str], connect: str) -> str:
-    """The policy of a page with these scripts. connect: what they may ask, such as 'self'."""
-    return policy_of(*_sources(scripts), connect)
-
-
-def _sources(scripts: Sequence[str]) -> tuple[Markup, Markup]:
-    """The colour scale and the style of all pages, and these scripts."""
+def _sources(scripts: Sequence[str]) -> tuple[str, str]:
+    """The style of all pages, and these scripts."""
     css, js = (
-        Markup("".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names))
+        "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names)
         for names in (("scale.css", "affinity.css"), scripts)
     )
     return css, js
-
-
-def policy_of(css: str, js: str, connect: str = "") -> str:
-    """Only this stylesheet and this script, nothing from anywhere else. connect: what the script may ask, 'self' or
-    nothing."""
-    asked = f" connect-src {connect};" if connect else ""
-    return (
-        f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(js)}';{asked} base-uri 'none'; "
-        "form-action 'none'"
-    )
 
 
 def _hash(text: str) -> str:

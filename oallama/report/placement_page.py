@@ -32,10 +32,9 @@ _NUMERIC = range(4, len(HEADINGS))
 
 @dataclass(frozen=True, slots=True)
 class WorkTime:
-    """Predicted seconds of one operator, block or other work, for one token and for the prompt."""
+    """Predicted seconds of an operator, a block or other work, for one token and for the prompt."""
 
     name: str
-    kind: str
     token_s: Seconds
     prompt_s: Seconds
 
@@ -52,14 +51,14 @@ class Served:
 
 
 def work_times(simulation: Simulation) -> tuple[WorkTime, ...]:
-    """Seconds by name and kind, in execution order."""
-    found: dict[tuple[str, str], tuple[dict[str, float], dict[str, float]]] = defaultdict(
+    """Seconds by name, in execution order."""
+    times: dict[str, tuple[dict[str, float], dict[str, float]]] = defaultdict(
         lambda: (defaultdict(float), defaultdict(float))
     )
-    for course, index in ((simulation.token, 0), (simulation.prompt, 1)):
-        for work in sorted(course.activities, key=lambda work: work.start_s):
-            found[work.name, work.kind][index][work.stream] += work.seconds
-    return tuple(WorkTime(name, kind, dict(token), dict(prompt)) for (name, kind), (token, prompt) in found.items())
+    for timeline, index in ((simulation.token, 0), (simulation.prompt, 1)):
+        for activity in sorted(timeline.activities, key=lambda activity: activity.start_s):
+            times[activity.name][index][activity.stream] += activity.seconds
+    return tuple(WorkTime(name, dict(token), dict(prompt)) for name, (token, prompt) in times.items())
 
 
 def placement_document(
@@ -72,8 +71,8 @@ def placement_document(
     """The answer to `GET /placement`. state: of the server program; live: its rates, None if unknown; runs: of split
     blocks, shown with their first operators; back_end: the plugin's report, None without one."""
     plan = served.plan
-    split_names = {operator.name for operator in served.operators}
-    times = _by_name(served)
+    names = {operator.name for operator in served.operators}
+    times = {work.name: {"token_s": work.token_s, "prompt_s": work.prompt_s} for work in served.times}
     return {
         "model": model_document(served.model),
         "served": served.reason,
@@ -95,7 +94,7 @@ def placement_document(
             }
             for operator, placement in served.plan.pairs(served.operators)
         ],
-        "other_work": [asdict(work) for work in served.times if work.name not in split_names],
+        "other_work": [asdict(work) for work in served.times if work.name not in names],
         "live": None if live is None else dict(live),
         "back_end": None if back_end is None else dict(back_end),
     }
@@ -121,13 +120,15 @@ def placement_html(served: Served) -> str:
     return page.rendered(
         "placement.html.j2",
         SCRIPTS,
-        {},
         title=model_title(served.model),
         about=("placement", "Placement"),
-        subtitles=(_subtitle(served), printable(served.reason, 1000)),
+        subtitles=(
+            layout.subtitle(served.model, policy_on(plan.policy, plan.device)),
+            printable(served.reason, 1000),
+        ),
         notes=[printable_sentence(note) for note in served.plan.notes],
         tiles=_tiles(served),
-        map=layout.arranged(_marks(served), layout.numbered(ranges)),
+        map=layout.arranged(_marks(served), ranges),
         devices=[
             (device_name(name), range_text(*span, n_layer))
             for name, span in zip(device_texts(plan.device), ranges, strict=False)
@@ -166,22 +167,10 @@ def page_policy() -> str:
     return page.content_security_policy(SCRIPTS, "'self'") + "; frame-ancestors 'none'"
 
 
-def _by_name(served: Served) -> dict[str, dict[str, Any]]:
-    """Seconds of each operator that is timed alone; a block of several operators is timed as a whole."""
-    split_names = {operator.name for operator in served.operators}
-    made: dict[str, dict[str, dict[str, float]]] = {}
-    for work in served.times:
-        if work.name in split_names:
-            known = made.setdefault(work.name, {"token_s": {}, "prompt_s": {}})
-            for phase, seconds in (("token_s", work.token_s), ("prompt_s", work.prompt_s)):
-                for stream, value in seconds.items():
-                    known[phase][stream] = known[phase].get(stream, 0.0) + value
-    return made
-
-
 def _token_seconds(served: Served) -> dict[str, float]:
-    """Predicted seconds of a token by operator that is timed by itself."""
-    return {name: sum(known["token_s"].values()) for name, known in _by_name(served).items()}
+    """Predicted seconds of a token by operator; a block of several operators is timed as a whole."""
+    names = {operator.name for operator in served.operators}
+    return {work.name: sum(work.token_s.values()) for work in served.times if work.name in names}
 
 
 def _marks(served: Served) -> list[tuple[int | None, str, layout.MapMark]]:
@@ -231,12 +220,12 @@ def _rows(served: Served) -> list[layout.OperatorRow]:
 
 
 def _others(served: Served) -> list[tuple[str, str, str]]:
-    """(what, stream, time per token) of all that is no operator by itself."""
-    split_names = {operator.name for operator in served.operators}
+    """(what, stream, time per token) of all that is not an operator."""
+    names = {operator.name for operator in served.operators}
     return [
         (printable(work.name), stream, format_seconds(seconds))
         for work in served.times
-        if work.name not in split_names
+        if work.name not in names
         for stream, seconds in work.token_s.items()
     ]
 
@@ -257,10 +246,3 @@ def _tiles(served: Served) -> list[tuple[str, str, str, str]]:
         ("Weights on the device", percent(on_device, total), f"{format_bytes(on_device)} of {format_bytes(total)}", ""),
         ("Context", f"{workload.n_ctx:,}", f"tokens of all requests together; of one at most {most:,}", ""),
     ]
-
-
-def _subtitle(served: Served) -> str:
-    return (
-        f"{printable(served.model.arch)} · {served.model.n_layer} layers · {format_bytes(served.model.file_bytes)} · "
-        f"{policy_on(served.plan.policy, served.plan.device)}"
-    )

@@ -33,12 +33,12 @@ def served(n_layer: int = 3) -> Served:
         for o in operators
     )
     times = tuple(
-        WorkTime(name=o.name, kind="operator", token_s={stream: 20e-6}, prompt_s={stream: 1e-3})
+        WorkTime(name=o.name, token_s={stream: 20e-6}, prompt_s={stream: 1e-3})
         for o, p in zip(operators, placements, strict=True)
         for stream in ["gpu" if p.gg == 1 else "cpu"]
         if p.gg in (0, 1)
     )
-    cut = WorkTime(name="layer 1: FFN", kind="slice", token_s={"cpu": 30e-6, "gpu": 25e-6}, prompt_s={"gpu": 2e-3})
+    cut = WorkTime(name="layer 1: FFN", token_s={"cpu": 30e-6, "gpu": 25e-6}, prompt_s={"gpu": 2e-3})
     record = some_plan(
         placements, model_fingerprint="ab" * 32, device="rpc://127.0.0.1:9", n_gpu_layers=n_layer, memory=MEMORY,
         predicted=Predicted(ttft_s=0.05, tpot_s=0.0004, total_s=0.07),
@@ -75,7 +75,7 @@ def hostile() -> Served:
     )  # fmt: skip
     model = report_records.model(name=HOSTILE, arch=HOSTILE, path=HOSTILE, n_layer=1)
     times = (
-        WorkTime(name=HOSTILE, kind="operator", token_s={"gpu": 1e-6}, prompt_s={}),
-        WorkTime(name=f"layer {HOSTILE}", kind="rest", token_s={"cpu": 1e-6}, prompt_s={}),
+        WorkTime(name=HOSTILE, token_s={"gpu": 1e-6}, prompt_s={}),
+        WorkTime(name=f"layer {HOSTILE}", token_s={"cpu": 1e-6}, prompt_s={}),
     )
     return Served(model=model, operators=operators, plan=record, reason=HOSTILE, times=times)

@@ -128,7 +128,7 @@ def test_bars_fill_their_width_and_negative_parts_are_not_drawn():
     assert next(s for s in over if s.name == "spare").width == 0
 
 
-def test_works_are_added_up_by_name_kind_and_stream():
+def test_works_are_added_up_by_name_and_stream():
     a, again, b = (
         Activity(stream=stream, kind="operator", name=name, start_s=start_s, end_s=end_s)
         for stream, name, start_s, end_s in (("cpu", "a", 0.0, 1.0), ("cpu", "a", 1.0, 5.0), ("gpu", "b", 1.0, 3.0))
