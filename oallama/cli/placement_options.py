@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -219,18 +218,20 @@ def say_warnings(engine: Engine, placer: Placer, plan_given: bool) -> None:
 
 
 def expected(placer: Placer, plan: Plan) -> str:
-    """Return a line: weights on the device and elsewhere, expected tokens/s, and the depth at which these change."""
+    """Return a line: weights on the device and elsewhere, and expected tokens/s."""
     from oallama.profile.busy import caveat
-    from oallama.report.expected import expected_line
+    from oallama.report.expected import fits_text, rates_text
 
+    placement_text = fits_text(plan, placer.operators, placer.model.n_layer)
+    if placer.device.is_emulated:  # with real values its speeds are meaningless
+        return placement_text
     doubt = ""
     with contextlib.suppress(OallamaError):  # no answer needs a prediction
         if (profile := placer.known_profile) is not None:
             doubt = f" ({caveat(profile)})" if caveat(profile) else ""
             plan = plan if plan.predicted is not None else replace(plan, predicted=placer.price(plan))
-    timed, token_seconds = not placer.device.is_emulated, partial(placer.token_seconds, plan)
-    line = expected_line(plan, placer.operators, placer.model.n_layer, token_seconds, timed)
-    return f"{line}{doubt}" if timed and plan.predicted is not None else line
+    rates = rates_text(plan, placer.token_seconds(plan, plan.workload.n_ctx))
+    return f"{placement_text}; {rates}{doubt if plan.predicted is not None else ''}"
 
 
 def tell_drift(placer: Placer, answer: Generation, predicted_s: float | None) -> None:

@@ -27,7 +27,6 @@ from oallama.planner.attention import non_matmul_total
 from oallama.planner.memory import usable
 from oallama.planner.policies.stock import priced_stock_fit
 from oallama.planner.problem import Problem, capacity_of, empty_memory, operators_limit
-from oallama.profile.wanted import KV_STEP
 
 GOLDEN = 0.6180339887498949
 ROUNDS = 40  # of a search: its interval shrinks to 4e-9 of the first one
@@ -188,9 +187,6 @@ def baselines(problem: Problem, workload: Workload, used: MemoryBreakdown, alone
     return (Baseline(STOCK, alone if empty else priced_stock_fit(problem, workload, memory)[1]), *others)
 
 
-SLOWER = 0.9  # share of the rate that is left where it counts as another one
-
-
 def planned_depth(workload: Workload) -> int:
     """The depth that a plan's TPOT is predicted for, in tokens."""
     return passes(workload, "decode")[0].n_kv
@@ -208,11 +204,3 @@ def token_seconds(profile: Profile, flash_attn: FlashAttention, n_layer: int, re
         return non_matmul_total(profile, flash_attn, layers, (replace(decode_pass(record.workload), n_kv=n_kv),))
 
     return max(0.0, record.predicted.tpot_s + non_matmul_s(depth) - non_matmul_s(planned_depth(record.workload)))
-
-
-def slower_from(seconds: Callable[[int], float], depth: int, n_ctx: int) -> int | None:
-    """The least depth, in steps of the KV cache beyond `depth`, from which on less than SLOWER of the rate at `depth`
-    is left; None if that is not so within the context."""
-    limit = seconds(depth) / SLOWER
-    first = depth // KV_STEP + 1
-    return next((n * KV_STEP for n in range(first, n_ctx // KV_STEP + 1) if seconds(n * KV_STEP) > limit), None)

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from oallama.core.types import Operator, Predicted
 from oallama.core.units import format_bytes, format_seconds
 from oallama.plan.plan import Plan
-from oallama.planner.explain import planned_depth, slower_from
+from oallama.planner.explain import planned_depth
 from oallama.report.plan import weights_on_device
 from oallama.report.text import device_name, plural, rate_text, three_digits
 
 UNMEASURED = "speed unknown until measured"
-
-
-def expected_line(
-    record: Plan,
-    operators: Sequence[Operator],
-    n_layer: int,
-    token_seconds: Callable[[int], float | None],
-    timed: bool = True,
-) -> str:
-    """One line: what fits the device, what does not, tokens/s, and the depth of context at which they fall.
-
-    token_seconds: of one token by context depth; None: unknown. timed: False if speeds are meaningless (an emulated
-    device with real values).
-    """
-    placement_text = fits_text(record, operators, n_layer)
-    return f"{placement_text}; {rates_text(record, token_seconds)}" if timed else placement_text
 
 
 def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:
@@ -63,24 +47,16 @@ def _uses_device(record: Plan) -> bool:
     return bool(memory.weights_gpu or memory.kv or memory.staging)
 
 
-def rates_text(record: Plan, token_seconds: Callable[[int], float | None]) -> str:
-    """Expected tokens/s, the depth at which they fall by a tenth, and the rate with a full context."""
+def rates_text(record: Plan, full_s: float | None) -> str:
+    """Expected tokens/s, and those with a full context, whose tokens take full_s."""
     predicted, workload = record.predicted, record.workload
     if predicted is None or predicted.tpot_s <= 0:
         return f"{UNMEASURED} (`oallama profile MODEL`)" if record.device == "none" else UNMEASURED
-    depth = planned_depth(workload)
     rates = f"expected {rate_text(predicted.tpot_s)}"
-    if token_seconds(depth) is None:
+    if not full_s:
         return rates
-
-    def seconds(n_tokens: int) -> float:
-        return token_seconds(n_tokens) or 0.0
-
-    depth_text = f"at {depth:,} tokens of context"
-    if (slower := slower_from(seconds, depth, workload.n_ctx)) is None:
-        return f"{rates} {depth_text}, at most a tenth less up to all {workload.n_ctx:,}"
-    full = f", {three_digits(1 / seconds(workload.n_ctx))} at all {workload.n_ctx:,}" if slower < workload.n_ctx else ""
-    return f"{rates} {depth_text}, {three_digits(1 / seconds(slower))} from {slower:,} on{full}"
+    depth_text = f"at {planned_depth(workload):,} tokens of context"
+    return f"{rates} {depth_text}, {three_digits(1 / full_s)} at all {workload.n_ctx:,}"
 
 
 def measured_texts(

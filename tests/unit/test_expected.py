@@ -2,11 +2,13 @@
 corrects the profile that predicts the next."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import placement_records
 import pytest
 from worlds import CARD, HOST, SMALL, World, model_info
 
+from oallama.cli.placement_options import expected
 from oallama.core.errors import DeviceError, ModelFileError
 from oallama.core.history import BlockRuns, History, Rates, SeenPasses
 from oallama.core.options import Options
@@ -34,7 +36,6 @@ from oallama.report.expected import (
     ENOUGH_TOKENS,
     UNMEASURED,
     drift_text,
-    expected_line,
     fits_nothing,
     fits_text,
     measured_texts,
@@ -95,26 +96,23 @@ def test_what_fits_and_what_does_not():
     assert fits_nothing(with_buffers) and not fits_nothing(on_cpu) and not fits_nothing(whole)
 
 
-def test_rates_say_where_they_change():
-    def seconds(depth):
-        return 4e-4 * (1 if depth <= 1024 else 2)
-
-    said = rates_text(RECORD, seconds)
-    assert said == ("expected 2,500 tokens/s at 600 tokens of context, 1,250 from 1,280 on, 1,250 at all 8,192")
-    bounded = replace(RECORD, workload=replace(RECORD.workload, n_ctx=1279))
-    assert "from" not in rates_text(bounded, seconds), "the next step of the cache is outside"
-    steady = rates_text(RECORD, lambda depth: 4e-4)
-    assert steady == "expected 2,500 tokens/s at 600 tokens of context, at most a tenth less up to all 8,192"
-    assert rates_text(RECORD, lambda depth: None) == "expected 2,500 tokens/s"
-    assert rates_text(replace(RECORD, predicted=None), seconds) == UNMEASURED
-    on_cpu = rates_text(replace(RECORD, predicted=None, device="none"), seconds)
+def test_rates_are_those_of_the_workload_and_of_a_full_context():
+    said = rates_text(RECORD, 8e-4)
+    assert said == "expected 2,500 tokens/s at 600 tokens of context, 1,250 at all 8,192"
+    assert rates_text(RECORD, None) == "expected 2,500 tokens/s"
+    assert rates_text(replace(RECORD, predicted=None), 8e-4) == UNMEASURED
+    on_cpu = rates_text(replace(RECORD, predicted=None, device="none"), 8e-4)
     assert on_cpu == f"{UNMEASURED} (`oallama profile MODEL`)", "there is nothing to tune"
 
 
-def test_an_emulated_device_makes_no_rate_expected():
-    line = expected_line(RECORD, OPERATORS, N_LAYER, lambda depth: 4e-4, timed=False)
-    assert "tokens/s" not in line and "KV cache" in line
-    assert "; expected 2,500 tokens/s" in expected_line(RECORD, OPERATORS, N_LAYER, lambda depth: 4e-4)
+@pytest.mark.parametrize("is_emulated", [False, True])
+def test_an_emulated_device_makes_no_rate_expected(is_emulated):
+    placer = SimpleNamespace(
+        operators=OPERATORS, model=SimpleNamespace(n_layer=N_LAYER), device=SimpleNamespace(is_emulated=is_emulated),
+        known_profile=None, token_seconds=lambda plan, depth: 8e-4,
+    )  # fmt: skip
+    line = expected(placer, RECORD)
+    assert "KV cache" in line and ("; expected 2,500 tokens/s at 600" in line) != is_emulated
 
 
 def test_measured_figures_stand_beside_the_expected_ones():
