@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from oallama.core.codec import Count, Line, Mark, NotNegative, Positive, Size
-
-RoutingPhase = Literal["decode", "prompt"]
 
 HALF_LIFE_TOKENS = 4096
 """Tokens of a phase after which a use counts half."""
@@ -63,6 +61,3 @@ class Routing:
     half_life_tokens: Positive
     decode: tuple[LayerRouting, ...]
     prompt: tuple[LayerRouting, ...]
-
-    def layers(self, phase: RoutingPhase) -> tuple[LayerRouting, ...]:
-        return self.decode if phase == "decode" else self.prompt

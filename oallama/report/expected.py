@@ -8,7 +8,7 @@ from oallama.core.types import Operator, Predicted
 from oallama.core.units import format_bytes, format_seconds
 from oallama.plan.plan import Plan
 from oallama.planner.explain import planned_depth
-from oallama.report.plan import weights_on_device
+from oallama.report.slices import weights_on_device
 from oallama.report.text import device_name, plural, rate_text, three_digits
 
 UNMEASURED = "speed unknown until measured"
@@ -17,7 +17,7 @@ UNMEASURED = "speed unknown until measured"
 def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:
     """A clause on what is on the device and what stays on the CPU."""
     memory = record.memory
-    on_device, total = weights_on_device(record, operators)
+    on_device, total = weights_on_device(record.pairs(operators))
     if not _uses_device(record):
         on_cpu = f"all weights ({format_bytes(memory.weights_host or total)}) are on the CPU"
         if not fits_nothing(record):

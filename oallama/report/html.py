@@ -22,9 +22,9 @@ from oallama.report.operators import (
     saved_text,
     side_by_side,
     streaming_sentences,
-    weights_on_device,
     zero_text,
 )
+from oallama.report.slices import weights_on_device
 from oallama.report.text import model_title, policy_on, printable, ranges_text
 
 
@@ -60,7 +60,7 @@ def affinity_html(report: AffinityReport) -> str:
         devices=[(name, layers, sizes) for name, layers, *sizes in device_cells(report)],
         device_items=DEVICE_ITEMS,
         by_device=[(role, kind, times) for role, kind, *times in side_by_side(report)] if report.devices else (),
-        weight_segments=layout.weight_segments(*weights_on_device(report.operators)),
+        weight_segments=layout.weight_segments(*weights_on_device(report.weights)),
         role_lines=[
             (
                 line,

@@ -15,10 +15,9 @@ from oallama.report.operators import (
     memory_items,
     predicted_by,
     saved_text,
-    weights_on_device,
     zero_affinity,
 )
-from oallama.report.slices import cut_text
+from oallama.report.slices import cut_text, weights_on_device
 from oallama.report.text import (
     CUT,
     TIMES,
@@ -213,7 +212,7 @@ def tiles(report: AffinityReport) -> tuple[tuple[str, str, str], ...]:
     plan, predicted = report.plan, predicted_by(report.plan)
     n_divided = plan.n_on("split")
     others = f", {n_divided} divided" if n_divided else ""
-    on_device, total = weights_on_device(report.operators)
+    on_device, total = weights_on_device(report.weights)
     rate = rate_text(predicted.tpot_s) if predicted.tpot_s > 0 else ""
     ended = "affinities stable" if report.converged else "cycle: least time kept"
     search = ("Policy", printable(plan.policy, 40), "of the plan")

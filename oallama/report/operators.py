@@ -18,6 +18,7 @@ from oallama.core.types import (
     Draft,
     MemoryBreakdown,
     ModelInfo,
+    OperatorPlacement,
     Phase,
     Predicted,
     Shape,
@@ -25,7 +26,7 @@ from oallama.core.types import (
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.plan.plan import Plan
 from oallama.report.inspect import model_document
-from oallama.report.slices import slices_table, streams_of
+from oallama.report.slices import slices_table, streams_of, weights_on_device
 from oallama.report.table import WIDTH, Table, table
 from oallama.report.text import (
     TIMES,
@@ -66,6 +67,11 @@ class AffinityReport:
     of_plan: bool = False  # the plan was asked for; else it is that of OATO's search for the phase
     run: RunPlan | None = None  # None: not asked for
     devices: tuple[DeviceTimes, ...] = ()  # of several; (): there is one
+
+    @property
+    def weights(self) -> list[tuple[Affinity, OperatorPlacement]]:
+        """Operators with their placements."""
+        return [(row, row.placement) for row in self.operators]
 
     @property
     def places(self) -> dict[str, str]:
@@ -300,14 +306,6 @@ def memory_items(memory: MemoryBreakdown) -> tuple[tuple[str, int], ...]:
     )
 
 
-def weights_on_device(rows: Sequence[Affinity]) -> tuple[int, int]:
-    """(bytes of operators' weights on the device, bytes of all of them). Hot experts are on the host too."""
-    on_device = sum(
-        row.placement.gg * row.bytes + row.bytes // row.shape[2] * len(row.placement.hot_experts) for row in rows
-    )
-    return round(on_device), sum(row.bytes for row in rows)
-
-
 def weights_text(on_device: int, total: int) -> str:
     """`219 MiB of 557 MiB of weights (39%)`, as in every report."""
     return f"{format_bytes(on_device)} of {format_bytes(total)} of weights ({percent(on_device, total)})"
@@ -327,7 +325,7 @@ def memory_table(report: AffinityReport) -> Table:
         ("= capacity", memory.capacity),
     ]
     rows = [(name, f"{n_bytes / MIB:,.2f}", f"{n_bytes:,}") for name, n_bytes in entries]
-    footer = (f"Operators: {weights_text(*weights_on_device(report.operators))} on the card.",)
+    footer = (f"Operators: {weights_text(*weights_on_device(report.weights))} on the card.",)
     return table(f"Memory of {printable(report.device)}", "item |>MiB |>bytes", rows, footer, WIDTH)
 
 
@@ -335,7 +333,7 @@ def devices_table(report: AffinityReport) -> Table:
     """List the layers and the memory of each of several devices."""
     rows = [(printable(name), *cells) for name, *cells in device_cells(report)]
     items = " |>".join(("device |layers", *DEVICE_ITEMS))
-    footer = (f"Operators: {weights_text(*weights_on_device(report.operators))} on the cards.",)
+    footer = (f"Operators: {weights_text(*weights_on_device(report.weights))} on the cards.",)
     return table("Devices: layers, and memory in MiB", items, rows, footer, WIDTH)
 
 
@@ -412,7 +410,7 @@ def report_tables(report: AffinityReport, every_row: bool = False) -> tuple[Tabl
 def streaming_sentences(report: AffinityReport) -> tuple[str, ...]:
     """Sentences about the decode step, streamed weights, and the tokens that they are streamed for."""
     plan = report.plan
-    streams = streams_of(plan, [(row.placement.cg * row.bytes, row.placement.device) for row in report.operators])
+    streams = streams_of(plan, report.weights)
     step = step_text(plan.workload.step, plan.draft)
     return (*filter(None, [step]), *(f"{text[0].upper()}{text[1:]}." for text in streams))
 

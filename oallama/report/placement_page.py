@@ -19,7 +19,8 @@ from oallama.planner.simulate import Simulation
 from oallama.report import layout, page
 from oallama.report.inspect import model_document
 from oallama.report.operators import printable_sentence, range_text
-from oallama.report.plan import layer_ranges, weights_on_device
+from oallama.report.plan import layer_ranges
+from oallama.report.slices import weights_on_device
 from oallama.report.text import device_name, model_title, percent, policy_on, printable, rate_text
 
 Seconds = Mapping[str, float]
@@ -136,7 +137,7 @@ def placement_html(served: Served) -> str:
         timed=bool(served.times),
         bar_width=layout.BAR_WIDTH,
         memories=layout.memories(device_name(plan.device), plan.memory, device_texts(plan.device)),
-        weight_segments=layout.weight_segments(*weights_on_device(served.plan, served.operators)),
+        weight_segments=layout.weight_segments(*weights_on_device(served.plan.pairs(served.operators))),
         headings=HEADINGS,
         numeric=_NUMERIC,
         places=("all", "GPU", "CPU", "both"),
@@ -233,7 +234,7 @@ def _others(served: Served) -> list[tuple[str, str, str]]:
 def _tiles(served: Served) -> list[tuple[str, str, str, str]]:
     """(what, value, remark, key by which the script fills it in; empty for what does not change)."""
     predicted = served.plan.predicted
-    on_device, total = weights_on_device(served.plan, served.operators)
+    on_device, total = weights_on_device(served.plan.pairs(served.operators))
     rate = rate_text(predicted.tpot_s) if predicted else "-"
     workload = served.plan.workload
     most = request_tokens(served.model, workload.n_ctx)

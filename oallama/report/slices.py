@@ -1,49 +1,50 @@
-"""Slices and streams of a plan, as sentences and as a table."""
+"""Weights on the device, slices and streams of a plan: as sums, sentences and a table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from oallama.core.affinity_report import Affinity
+from oallama.core.types import Operator, OperatorPlacement
 from oallama.core.units import format_bytes
 from oallama.device.spec import device_texts
 from oallama.plan.plan import Plan
 from oallama.report.table import WIDTH, Table, table
 from oallama.report.text import CUT, CUT_MEANS, device_name, printable, ranges_text
 
-Shares = Sequence[float]
-"""Fractions on the CPU, copied when needed, and on the card."""
-
-TokenAssignment = Sequence[tuple[int, int]]
+Weights = Iterable[tuple[Operator | Affinity, OperatorPlacement]]
 
 
-def ring_text(streamed_bytes: float) -> str:
-    """A sentence with the bytes copied to the card per token."""
-    if not streamed_bytes:
-        return "weights are copied to the card only for prompts"
-    return f"{format_bytes(round(streamed_bytes))} of weights are copied to the card for each token"
+def weights_on_device(weights: Weights) -> tuple[int, int]:
+    """(bytes of weights stored on the device, bytes of all of them). Hot experts are on the host too."""
+    on_device, total = 0.0, 0
+    for weight, placement in weights:
+        on_device += placement.gg * weight.bytes + weight.bytes // weight.shape[2] * len(placement.hot_experts)
+        total += weight.bytes
+    return round(on_device), total
 
 
-def streams_of(plan: Plan, streamed: Sequence[tuple[float, int]]) -> tuple[str, ...]:
-    """Sentences on the copies to each device. streamed: (bytes of streamed weights, the device's number)."""
+def streams_of(plan: Plan, weights: Weights) -> tuple[str, ...]:
+    """Sentences on the weights that are copied to each device, and the prompts for which it takes more of them."""
+    streamed: dict[int, float] = defaultdict(float)
+    for weight, placement in weights:
+        streamed[placement.device] += placement.cg * weight.bytes
     sentences: list[str] = []
     names = device_texts(plan.device)
     for number, settings in enumerate(plan.split_settings):
-        n_bytes = sum(n for n, device in streamed if device == number)
-        ring = [ring_text(n_bytes)] if n_bytes or settings.token_assignment else []
-        tokens = [tokens_text(settings.token_assignment)] if settings.token_assignment else []
         name = f"{device_name(names[number])}: " if len(names) > 1 else ""
-        sentences += [f"{name}{text}" for text in (*ring, *tokens)]
+        if n_bytes := round(streamed[number]):
+            sentences.append(f"{name}{format_bytes(n_bytes)} of weights are copied to the card for each token")
+        elif settings.token_assignment:
+            sentences.append(f"{name}weights are copied to the card only for prompts")
+        if settings.token_assignment:
+            least = min((n_tokens for n_tokens, n_g in settings.token_assignment if n_g), default=0)
+            sentences.append(f"{name}for prompts of {least}+ tokens the card takes part of the CPU's share")
     return tuple(sentences)
 
 
-def tokens_text(table: TokenAssignment) -> str:
-    """The prompt length from which the card computes a part of the CPU's tokens."""
-    least_tokens = min((n_tokens for n_tokens, n_g in table if n_g), default=0)
-    return f"for prompts of {least_tokens}+ tokens the card takes part of the CPU's share"
-
-
-def percent_text(cut: Shares) -> str:
+def percent_text(cut: Sequence[float]) -> str:
     """`50/30/20 %`."""
     return "/".join(f"{100 * share:.0f}" for share in cut) + " %"
 
