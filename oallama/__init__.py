@@ -62,13 +62,11 @@ __all__ = ["Engine", "Generation", "Placer", "Plan", "Profile", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load public names at their first use, so that `import oallama` costs nothing. From then on messages name Python
-    arguments."""
+    """Load public names at their first use, so that `import oallama` costs nothing."""
     from importlib import import_module
 
     errors = import_module("oallama.core.errors")
     if name == "errors" or name in _OF or name in ERRORS:
-        errors.OallamaError.speaks_python = True
         return errors if name == "errors" else getattr(import_module(_OF[name]) if name in _OF else errors, name)
     raise AttributeError(f"module 'oallama' has no attribute {name!r}")
 

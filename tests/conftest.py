@@ -18,8 +18,6 @@ from devices import worker
 from processes import PATIENCE_S
 from seeds import ALL
 
-from oallama.core.errors import OallamaError
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # started in the background by a shell: children would ignore Ctrl-C as well, and the tests of it would hang
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -88,12 +86,6 @@ def _layouts_of_the_session() -> None:
 
         os.environ.update(with_layouts(wanted))
         load_bridge()
-
-
-@pytest.fixture(autouse=True)
-def _errors_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors name options, whether another test has used a public name of oallama before or not."""
-    monkeypatch.setattr(OallamaError, "speaks_python", False)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from oallama.cli.output import busy, log, time_bar
 from oallama.cli.signals import asked_to_end, ended_by_key
-from oallama.core.errors import ARGUMENTS, OallamaError
+from oallama.core.errors import OallamaError
 from oallama.core.files import FOLDER_VARIABLE, cache_folder
 from oallama.core.units import MIB
 
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 LONGEST_S = 600.0
 """Most predicted seconds of measuring after an answer. Above, the last line names the command instead."""
+
+OPTIONS = {
+    "device": "--device", "vram": "--vram", "vram_fill": "--vram-fill", "gpu_weights": "--gpu-weights",
+    "threads": "-t", "n_batch": "-b", "n_ubatch": "-ub", "type_k": "-ctk", "type_v": "-ctv",
+    "flash_attn": "-fa", "late_first_word": "--late-first-word",
+}  # fmt: skip
+"""By field of Options, of those that tuning depends on."""
 
 SECONDS_TOLD, MINUTES_TOLD = 100.0, 100  # longer is told in minutes, in hours
 
@@ -146,7 +153,6 @@ def tell_doubt(placer: Placer) -> None:
 def tuning(placer: Placer, workload: Workload) -> str:
     """Return the command that tunes for workloads in this context, in backticks."""
     options = placer.options
-    flags = {name: flag for flag, name in ARGUMENTS.items()}
     words = ["oallama", "tune", placer.model.path]
     for field in fields(options):
         value = getattr(options, field.name)
@@ -154,7 +160,7 @@ def tuning(placer: Placer, workload: Workload) -> str:
             text = f"{value}"
             if field.name == "vram":
                 text = ",".join(f"{n_bytes / MIB:g}MiB" for n_bytes in (value, *options.other_vram))
-            words += [flags[field.name]] if value is True else [flags[field.name], text]
+            words += [OPTIONS[field.name]] if value is True else [OPTIONS[field.name], text]
     if placer.drafter is not None:
         words += placer.drafter.flags
     if options.n_ctx is not None or workload.n_ctx != placer.workload(1, 0).n_ctx:

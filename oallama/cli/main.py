@@ -176,7 +176,6 @@ def exit_code(argv: Sequence[str] | None = None) -> int:
     """Run a command line; an expected failure is one line on stderr, never a traceback (unless OALLAMA_DEBUG=1). Raises
     KeyboardInterrupt."""
     stdout = sys.stdout
-    OallamaError.speaks_python = False
     try:
         return _result(argv)
     except SystemExit as stop:

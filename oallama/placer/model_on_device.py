@@ -244,7 +244,7 @@ class ModelOnDevice:
     def placed(self, plan: Plan) -> Placement:
         """The placement of a plan. Raises PlanError for a plan of another model."""
         if not isinstance(plan, Plan):
-            raise UsageError(f"{plan!r:.40} is not a valid plan; make a plan with `oallama plan`")
+            raise UsageError(f"{plan!r:.40} is not a valid plan; make a plan with `placer.plan()`")
         plan.check(self.model, self.operators)
         return placed_by_plan(self.model.n_layer, self.operators, plan)
 

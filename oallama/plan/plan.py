@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from oallama.core.codec import CodecError, Count, Line, Mark, from_json, parse_json, to_json
-from oallama.core.errors import PlanError, in_python
+from oallama.core.errors import PlanError
 from oallama.core.files import unwritten, write_whole
 from oallama.core.options import CACHE_TYPES
 from oallama.core.types import (
@@ -147,7 +147,7 @@ class Plan:
             f"operators: {n_whole} on the device, {n_split} split, "
             f"{len(self.operators) - n_whole - n_split} on the CPU",
             f"predicted: {_times(self.predicted)}" if self.predicted else "no prediction: planned without a profile",
-            *map(in_python, self.notes),
+            *self.notes,
         ]
         return "\n".join(lines)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from ggml_bridge.split import SplitMemory
-from oallama.core.errors import DeviceError, ModelFileError, UsageError, spoken
+from oallama.core.errors import DeviceError, ModelFileError, UsageError
 from oallama.core.history import BlockRuns
 from oallama.core.keywords import check_type, record_from
 from oallama.core.routing import ExpertCounts
@@ -114,7 +114,7 @@ class Engine:
             host_bytes += report.memory.host_weights + report.memory.host_compute
             host_bytes -= sum(operator.bytes for operator in self._operators if operator.name in names)
             self.plan = corrected_plan(self.plan, self._operators, report.slices)
-            self.warnings = (*self.warnings, *map(spoken, report.problems))
+            self.warnings = (*self.warnings, *report.problems)
         memory = compare_memory(device_bytes, host_bytes, self.device, self.plan.memory)
         if (draft := self.plan.draft) is not None and draft.model_path:
             device_bytes += draft.device_bytes

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oallama.core.errors import DeviceError, spoken
+from oallama.core.errors import DeviceError
 from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
 from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
 from oallama.device.cpu import default_threads
@@ -157,7 +157,7 @@ def _compare(llama: PlacedLlama, split: LoadedSplit | None, device: OpenDevice, 
     on_device, on_host = held_bytes(llama.buffers)
     llama.memory = compare_memory(on_device, on_host, device.label, llama.plan.memory)
     spilled = spill_warning(on_device, device.name, device.own_free)
-    llama.warnings = tuple(map(spoken, (*warnings, *filter(None, [llama.memory.warning, spilled]))))
+    llama.warnings = (*warnings, *filter(None, [llama.memory.warning, spilled]))
 
 
 def _buffers(llama: PlacedLlama, split: LoadedSplit | None) -> tuple[BufferBytes, ...]:
