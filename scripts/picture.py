@@ -39,7 +39,10 @@ class Picture:
         return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
 
-_PAGE = (f"{TEMPLATES}/page.html.j2", f"{TEMPLATES}/scale.css", f"{REPORT}/layout.py", f"{REPORT}/page.py")
+_PAGE = (
+    *(f"{TEMPLATES}/{name}" for name in ("page.html.j2", "table.html.j2", "scale.css")),
+    *(f"{REPORT}/{name}.py" for name in ("layout", "page")),
+)
 _REPORT = (*_PAGE, *(f"{TEMPLATES}/affinity.{end}" for end in ("css", "html.j2", "js")), f"{REPORT}/html.py")
 _PLACEMENT = (*_PAGE, *(f"{TEMPLATES}/placement.{end}" for end in ("html.j2", "js")), f"{REPORT}/placement_page.py")
 

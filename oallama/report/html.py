@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from oallama.report import layout, page
 from oallama.report.operators import (
-    DEVICE_ITEMS,
     AffinityReport,
     affinity_text,
     as_run,
-    compared,
-    compared_title,
+    compared_table,
     convergence_text,
-    device_cells,
+    devices_table,
     fold,
     measured_text,
     order_text,
@@ -20,8 +18,8 @@ from oallama.report.operators import (
     ranked_places,
     run_text,
     saved_text,
-    side_by_side,
     streaming_sentences,
+    times_by_device,
     zero_text,
 )
 from oallama.report.slices import weights_on_device
@@ -51,15 +49,12 @@ def affinity_html(report: AffinityReport) -> str:
         map=layout.affinity_map(report.operators, [device.layers for device in report.devices]),
         scale_marks=layout.scale_marks(report.operators),
         zero=zero_text(report.operators),
-        compared=compared(asked) if report.baselines else (),
-        compared_title=compared_title(asked),
+        compared=compared_table(asked) if report.baselines else None,
         bar_width=layout.BAR_WIDTH,
         memories=layout.memories(
             printable(report.device), memory, [one.device for one in report.devices if one.memory]
         ),
-        devices=[(name, layers, sizes) for name, layers, *sizes in device_cells(report)],
-        device_items=DEVICE_ITEMS,
-        by_device=[(role, kind, times) for role, kind, *times in side_by_side(report)] if report.devices else (),
+        devices=(devices_table(report), times_by_device(report)) if report.devices else (),
         weight_segments=layout.weight_segments(*weights_on_device(report.weights)),
         role_lines=[
             (

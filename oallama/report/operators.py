@@ -330,28 +330,20 @@ def memory_table(report: AffinityReport) -> Table:
 
 
 def devices_table(report: AffinityReport) -> Table:
-    """List the layers and the memory of each of several devices."""
-    rows = [(printable(name), *cells) for name, *cells in device_cells(report)]
-    items = " |>".join(("device |layers", *DEVICE_ITEMS))
-    footer = (f"Operators: {weights_text(*weights_on_device(report.weights))} on the cards.",)
-    return table("Devices: layers, and memory in MiB", items, rows, footer, WIDTH)
-
-
-DEVICE_ITEMS = ("weights", "KV cache", "compute", "staging", "spare", "limit")
-
-
-def device_cells(report: AffinityReport) -> list[tuple[str, ...]]:
-    """(number and name, layers, then MiB of DEVICE_ITEMS) of each of several devices; `-` where nothing is there."""
+    """The layers and the memory of each of several devices; `-` where nothing is there."""
+    items = ("weights", "KV cache", "compute", "staging", "spare", "limit")
     rows = []
     for number, device in enumerate(report.devices):
-        sizes = ["-"] * len(DEVICE_ITEMS)
+        sizes = ["-"] * len(items)
         if device.memory is not None:
             n_bytes = (*(size for _, size in memory_items(device.memory)), device.memory.limit)
             sizes = [f"{size / MIB:,.1f}" for size in n_bytes]
         rows.append(
             (f"{number}: {device_name(device.device)}", range_text(*device.layers, report.model.n_layer), *sizes)
         )
-    return rows
+    footer = (f"Operators: {weights_text(*weights_on_device(report.weights))} on the cards.",)
+    headings = " |>".join(("device |layers", *items))
+    return table("Devices: layers, and memory in MiB", headings, rows, footer, WIDTH)
 
 
 def range_text(begin: int, end: int, n_layer: int) -> str:
@@ -361,15 +353,8 @@ def range_text(begin: int, end: int, n_layer: int) -> str:
 
 
 def times_by_device(report: AffinityReport) -> Table:
-    """Times of equal operators on each of several devices, side by side."""
-    cpu, card, transfers = TIMES
-    columns = "".join(f" |>{card} {n} |>{transfers} {n} |>saved {n}" for n in range(len(report.devices)))
-    return table("Times by device", f"operator |type |>{cpu}{columns}", side_by_side(report), width=WIDTH)
-
-
-def side_by_side(report: AffinityReport) -> list[tuple[str, ...]]:
-    """(role, type, T_c, then T_g, T' and what is saved on each of several devices), in µs, medians of operators
-    alike."""
+    """Times of equal operators on each of several devices, side by side: T_c, then T_g, T' and what is saved on each,
+    in µs, medians of operators alike."""
     rows = []
     for line in fold(report.operators, places=dict.fromkeys(report.places, "")):
         alike = [
@@ -381,8 +366,10 @@ def side_by_side(report: AffinityReport) -> list[tuple[str, ...]]:
             t_transfer_s = median(device.times[row.name][1] for row in alike)
             cells += ["-" if t_gpu_s is None else three_digits(t_gpu_s * 1e6), three_digits(t_transfer_s * 1e6)]
             cells.append(saved_text(_median(device.saved_s[row.name] for row in alike)))
-        rows.append(tuple(cells))
-    return rows
+        rows.append(cells)
+    cpu, card, transfers = TIMES
+    columns = "".join(f" |>{card} {n} |>{transfers} {n} |>saved {n}" for n in range(len(report.devices)))
+    return table("Times by device", f"operator |type |>{cpu}{columns}", rows, width=WIDTH)
 
 
 def report_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
@@ -460,41 +447,32 @@ def _device_document(device: DeviceTimes) -> dict[str, Any]:
 RUN_KEYS = ("policy", "predicted", "memory", "operators", "token_assignment", "streaming", "notes")
 
 
-def compared(report: AffinityReport) -> list[tuple[str, ...]]:
-    """Rows (name, TTFT, TPOT, rate, whole run, its time relative to the last row): baselines, the report's plan, and
-    last the plan that `oallama run` uses, if requested."""
+def compared_table(report: AffinityReport) -> Table:
+    """The baselines, the report's plan, and last the plan that `oallama run` uses, if requested."""
     plan_name = f"policy {report.plan.policy}" if report.of_plan else "OATO's ranking alone"
     predicted = predicted_by(report.plan)
-    rows = [*((baseline.name, baseline.predicted) for baseline in report.baselines), (plan_name, predicted)]
+    plans = [*((baseline.name, baseline.predicted) for baseline in report.baselines), (plan_name, predicted)]
     if report.run is not None:
         of_run = predicted_by(report.run.plan)
         if of_run == predicted:
-            rows.pop()
-        rows.append((f"what run uses: {report.run.plan.policy}", of_run))
-    last_total_s = rows[-1][1].total_s
-    return [
+            plans.pop()
+        plans.append((f"what run uses: {report.run.plan.policy}", of_run))
+    last_total_s = plans[-1][1].total_s
+    rows = [
         (
             name,
+            format_seconds(times.total_s),
+            f"{times.total_s / last_total_s:.2f}" if last_total_s > 0 else "-",
             format_seconds(times.ttft_s),
             format_seconds(times.tpot_s),
             rate_text(times.tpot_s),
-            format_seconds(times.total_s),
-            f"{times.total_s / last_total_s:.2f}" if last_total_s > 0 else "-",
         )
-        for name, times in rows
+        for name, times in plans
     ]
-
-
-def compared_title(report: AffinityReport) -> str:
-    """The heading of the comparison."""
     workload = report.plan.workload
-    return f"What it gains, predicted for {workload.n_prompt:,} + {workload.n_gen:,} tokens"
-
-
-def compared_table(report: AffinityReport) -> Table:
-    """The baselines beside the plans."""
-    headings = "placement |>TTFT |>TPOT |>rate |>whole run |>times the last"
-    return table(compared_title(report), headings, compared(report), width=WIDTH)
+    title = f"What it gains, predicted for {workload.n_prompt:,} + {workload.n_gen:,} tokens"
+    headings = "placement |>whole run |>× the last |>first token |>per token |>rate"
+    return table(title, headings, rows, width=WIDTH)
 
 
 #

@@ -21,6 +21,7 @@ from oallama.report.inspect import model_document
 from oallama.report.operators import printable_sentence, range_text
 from oallama.report.plan import layer_ranges
 from oallama.report.slices import weights_on_device
+from oallama.report.table import Table, table
 from oallama.report.text import device_name, model_title, percent, policy_on, printable, rate_text
 
 Seconds = Mapping[str, float]
@@ -220,15 +221,16 @@ def _rows(served: Served) -> list[layout.OperatorRow]:
     return rows
 
 
-def _others(served: Served) -> list[tuple[str, str, str]]:
-    """(what, stream, time per token) of all that is not an operator."""
+def _others(served: Served) -> Table:
+    """What is not an operator, by stream."""
     names = {operator.name for operator in served.operators}
-    return [
+    rows = [
         (printable(work.name), stream, format_seconds(seconds))
         for work in served.times
         if work.name not in names
         for stream, seconds in work.token_s.items()
     ]
+    return table("What else a token takes, predicted", "what |stream |>per token", rows)
 
 
 def _tiles(served: Served) -> list[tuple[str, str, str, str]]:
