@@ -72,7 +72,6 @@ class DoesNotFit(OallamaError):
         self.required = required
         self.available = available
         self.device = device
-        self.what = what
         message = (
             f"{what} needs {format_bytes(required)} on {device} but only {format_bytes(available)} may be used"
             f"; {remedy or 'use a shorter context (-c), a smaller -ub, or more --vram'}"

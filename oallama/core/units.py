@@ -5,7 +5,6 @@ Everything else keeps bytes as int and times as float seconds.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 
@@ -15,7 +14,6 @@ GIB = 1024 * MIB
 TIB = 1024 * GIB
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
-_MOST_DIGITS = 100
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
 
@@ -31,7 +29,7 @@ def parse_bytes(text: str) -> int:
     number, prefix, binary, byte = match.groups()
     decimal = byte and prefix and not binary
     scale = (_DECIMAL if decimal else _BINARY)[prefix.lower()]
-    size = math.inf if len(number) > _MOST_DIGITS else float(number) * scale if "." in number else int(number) * scale
+    size = float(number) * scale  # exact below 2^53
     if size >= 1 << 63:
         raise ValueError(f"{text!r} does not fit into 64 bits; write e.g. 6GiB")
     return int(size)

@@ -61,7 +61,7 @@ def affinity_html(report: AffinityReport) -> str:
                 line,
                 (ranges_text(line.layers) or "-").split(", "),
                 saved_text(line.saved_s),
-                affinity_text(line, *(f"{value:.2f}" for value in line.affinity)),
+                affinity_text(line),
             )
             for line in fold(report.operators, ranked_places(asked), places)
         ],

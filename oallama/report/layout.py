@@ -167,7 +167,7 @@ def operator_rows(rows: Sequence[Affinity], places: Mapping[str, str]) -> tuple[
             *(shape_text(row.shape), format_bytes(row.bytes)),
             *("-" if t is None else f"{t * 1e6:,.1f}" for t in (row.t_cpu_s, row.t_gpu_s, row.t_transfer_s)),
             *(saved_text(saved), "-" if benefit is None else three_digits(benefit * 1e6 * MIB)),
-            affinity_text(row, *2 * (f"{row.affinity:.3f}",)),
+            affinity_text(row),
         )
         keys = (
             *(places[row.name], row.rank, *cells[2:4], row.shape[0] * row.shape[1] * row.shape[2], row.bytes),

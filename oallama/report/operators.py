@@ -150,9 +150,13 @@ def order_text(report: AffinityReport) -> str:
     )
 
 
-def affinity_text(row: Affinity | Fold, low: str, high: str) -> str:
-    """The affinity; `-` if the device saves no time."""
-    return "-" if row.saved_s is None or row.saved_s <= 0 else span_text(low, high)
+def affinity_text(row: Affinity | Fold) -> str:
+    """The affinity, or the least and the greatest; `-` if the device saves no time."""
+    if row.saved_s is None or row.saved_s <= 0:
+        return "-"
+    if isinstance(row, Affinity):
+        return f"{row.affinity:.3f}"
+    return "-".join(dict.fromkeys(f"{affinity:.2f}" for affinity in row.affinity))
 
 
 def saved_text(seconds: float | None) -> str:
@@ -189,7 +193,7 @@ def affinity_tables(report: AffinityReport, every_row: bool = False) -> tuple[Ta
     if every_row or len(report.operators) <= FOLD_ABOVE:
         rows = [
             (str(o.rank), printable(o.name), place_of[o.name], *([ranked[o.name]] if ranked else []), *_times(o),
-             affinity_text(o, *2 * (f"{o.affinity:.3f}",)))
+             affinity_text(o))
             for o in run_report.operators
         ]  # fmt: skip
         return (table(_title(report), f">rank |operator |{place_headings} |{times}", rows, width=WIDTH),)
@@ -199,7 +203,7 @@ def affinity_tables(report: AffinityReport, every_row: bool = False) -> tuple[Ta
         for line in folded
     ]
     numbers = (
-        (*names, format_bytes(line.bytes), *_times(line), affinity_text(line, *(f"{a:.2f}" for a in line.affinity)))
+        (*names, format_bytes(line.bytes), *_times(line), affinity_text(line))
         for names, line in zip(names_of, folded, strict=True)
     )
     columns = [max(map(len, texts)) for texts in zip((*places, "operator", "type"), *names_of, strict=True)]
@@ -241,11 +245,6 @@ def _folded_text(report: AffinityReport, folded: Sequence[Fold]) -> str:
 def _title(report: AffinityReport) -> str:
     device = device_name(report.device) if report.devices else printable(report.device)
     return f"GPU affinity of {model_title(report.model)} for {device}, {report.phase}"
-
-
-def span_text(low: str, high: str) -> str:
-    """`low-high`; one of them where they are the same."""
-    return low if low == high else f"{low}-{high}"
 
 
 def convergence_text(report: AffinityReport) -> str:
