@@ -34,13 +34,12 @@ class Affinity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """One of several devices: its layers and memory in a plan, and the times of each operator on it."""
+    """One of several devices: its layers and memory in a plan, and the affinity of each operator to it."""
 
     device: str
     layers: tuple[int, int]  # from the first to before the last, the output being one behind the last; equal: none
     memory: MemoryBreakdown | None  # None: the plan leaves the device out
-    times: Mapping[str, tuple[float | None, float]]  # T_g and T' by operator, as in Affinity
-    saved_s: Mapping[str, float | None]  # by operator, as in Affinity
+    rows: Mapping[str, Affinity]  # of all operators, by name, as if they were on this device
 
 
 @dataclass(frozen=True, slots=True)

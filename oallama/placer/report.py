@@ -81,13 +81,9 @@ def report_over(target: ModelOnDevice, plan: Plan, workload: Workload, phase: Ph
     ranges = device_ranges(target, plan)
     memory = dict(zip(ranges, plan.memory.devices or (plan.memory,), strict=False))
     devices = tuple(
-        DeviceTimes(
-            str(member.device), ranges.get(number, (0, 0)), memory.get(number),
-            {name: (row.t_gpu_s, row.t_transfer_s) for name, row in device_rows[number].items()},
-            {name: row.saved_s for name, row in device_rows[number].items()},
-        )
+        DeviceTimes(str(member.device), ranges.get(number, (0, 0)), memory.get(number), device_rows[number])
         for number, member in enumerate(target.members)
-    )  # fmt: skip
+    )
 
     def row_of(operator: Operator) -> Affinity:
         layer = operator.layer_in(n_layer)

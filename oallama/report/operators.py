@@ -361,10 +361,11 @@ def times_by_device(report: AffinityReport) -> Table:
         ]
         cells = [printable(line.role), printable(line.type), three_digits(line.t_cpu_s * 1e6)]
         for device in report.devices:
-            t_gpu_s = _median(device.times[row.name][0] for row in alike)
-            t_transfer_s = median(device.times[row.name][1] for row in alike)
+            on_device = [device.rows[row.name] for row in alike]
+            t_gpu_s = _median(row.t_gpu_s for row in on_device)
+            t_transfer_s = median(row.t_transfer_s for row in on_device)
             cells += ["-" if t_gpu_s is None else three_digits(t_gpu_s * 1e6), three_digits(t_transfer_s * 1e6)]
-            cells.append(saved_text(_median(device.saved_s[row.name] for row in alike)))
+            cells.append(saved_text(_median(row.saved_s for row in on_device)))
         rows.append(cells)
     cpu, card, transfers = TIMES
     columns = "".join(f" |>{card} {n} |>{transfers} {n} |>saved {n}" for n in range(len(report.devices)))
@@ -436,8 +437,7 @@ def report_document(report: AffinityReport) -> dict[str, Any]:
 
 def _device_document(device: DeviceTimes) -> dict[str, Any]:
     operators = [
-        {"name": name, "t_gpu_s": t_gpu_s, "t_transfer_s": t_transfer_s}
-        for name, (t_gpu_s, t_transfer_s) in device.times.items()
+        {key: getattr(row, key) for key in ("name", "t_gpu_s", "t_transfer_s")} for row in device.rows.values()
     ]
     memory = None if device.memory is None else to_json(device.memory)
     return {"device": device.device, "layers": list(device.layers), "memory": memory, "operators": operators}

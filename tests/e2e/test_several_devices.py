@@ -376,7 +376,8 @@ def test_a_report_shows_the_cards_beside_each_other(models: Path) -> None:
     for row in report.operators:
         layer = placer.model.n_layer if row.layer is None else row.layer
         number = int(layer >= second.layers[0])
-        assert (row.t_gpu_s, row.t_transfer_s) == report.devices[number].times[row.name]
+        same = report.devices[number].rows[row.name]
+        assert (row.t_gpu_s, row.t_transfer_s) == (same.t_gpu_s, same.t_transfer_s)
         assert report.places[row.name] == ("CPU" if row.backend == "CPU" else f"{row.backend} {number}")
     assert [row.rank for row in report.operators] == list(range(1, len(placer.operators) + 1))
     assert {"stock --fit@0", "stock --fit@1", "all CPU"} <= {one.name for one in report.baselines}
@@ -397,4 +398,4 @@ def test_a_card_that_a_plan_leaves_out_is_in_its_report(models: Path) -> None:
     plan = placer.plan(n_prompt=64, n_gen=64, n_ctx=256)
     first, second = report_over(placer, plan, plan.workload).devices
     assert plan.device == first.device and first.memory == plan.memory
-    assert second.memory is None and second.layers == (0, 0) and len(second.times) == len(placer.operators)
+    assert second.memory is None and second.layers == (0, 0) and len(second.rows) == len(placer.operators)
