@@ -11,7 +11,7 @@ from typing import Any
 
 from oallama.core.codec import to_json
 from oallama.core.history import BlockRuns
-from oallama.core.types import ModelInfo, Operator, OperatorPlacement
+from oallama.core.types import ModelInfo, Operator
 from oallama.core.units import format_bytes, format_seconds
 from oallama.device.spec import device_texts
 from oallama.plan.plan import Plan
@@ -88,7 +88,7 @@ def placement_document(
         "operators": [
             {
                 **{key: getattr(operator, key) for key in ("name", "layer", "role", "type", "bytes")},
-                "on": place_of(placement),
+                "on": placement.backend,
                 **({"device": placement.device} if plan.memory.devices and placement.gg else {}),
                 **{key: getattr(placement, key) for key in ("gg", "cg", "cc")},
                 "predicted": times.get(operator.name),
@@ -108,11 +108,6 @@ def _mean_run(runs: BlockRuns) -> dict[str, int | float]:
     means = {name: total_s / runs.n_runs for name, total_s in parts.items()}
     counts = {"batch": runs.batch, "runs": runs.n_runs, "tokens": runs.n_tokens}
     return {**counts, "seconds": sum(means.values()), **means}
-
-
-def place_of(placement: OperatorPlacement) -> str:
-    """GPU, CPU, or both (a split operator)."""
-    return "both" if placement.backend == "split" else placement.backend
 
 
 def placement_html(served: Served) -> str:
@@ -141,7 +136,7 @@ def placement_html(served: Served) -> str:
         weight_segments=layout.weight_segments(*weights_on_device(served.plan.pairs(served.operators))),
         headings=HEADINGS,
         numeric=_NUMERIC,
-        places=("all", "GPU", "CPU", "both"),
+        places=("all", "GPU", "CPU", "split"),
         operators=_rows(served),
         others=_others(served),
         plan=served.plan.fingerprint,
@@ -181,19 +176,20 @@ def _marks(served: Served) -> list[tuple[int | None, str, layout.MapMark]]:
     longest = max(times.values(), default=0.0)
     made = []
     for index, (operator, placement) in enumerate(served.plan.pairs(served.operators)):
-        place, seconds = place_of(placement), times.get(operator.name)
+        place, seconds = placement.backend, times.get(operator.name)
         value = (seconds or 0.0) / (longest or 1.0) if served.times else placement.gg
         took = f", {format_seconds(seconds)} a token" if seconds else ""
-        shares = "" if place != "both" else f", {placement.gg:.0%} on the card, {placement.cg:.0%} copied when needed"
+        shares = "" if place != "split" else f", {placement.gg:.0%} on the card, {placement.cg:.0%} copied when needed"
         if placement.hot_experts:
             shares = f", {len(placement.hot_experts)} of {operator.shape[2]} experts on the card"
         label = f"{printable(operator.name)}: {_WHERE[place]}{shares}{took}"
-        letter = {"both": "S"}.get(place, place[0])
-        made.append((operator.layer, operator.role, layout.MapMark(f"op-{index}", letter, layout.step(value), label)))
+        made.append(
+            (operator.layer, operator.role, layout.MapMark(f"op-{index}", place[0].upper(), layout.step(value), label))
+        )
     return made
 
 
-_WHERE = {"GPU": "on the card", "CPU": "on the CPU", "both": "divided between card and CPU"}
+_WHERE = {"GPU": "on the card", "CPU": "on the CPU", "split": "divided between card and CPU"}
 
 
 def _rows(served: Served) -> list[layout.OperatorRow]:
@@ -201,7 +197,7 @@ def _rows(served: Served) -> list[layout.OperatorRow]:
     token_s = served.plan.predicted.tpot_s if served.plan.predicted else 0.0
     rows = []
     for index, (operator, placement) in enumerate(served.plan.pairs(served.operators)):
-        place, seconds = place_of(placement), times.get(operator.name)
+        place, seconds = placement.backend, times.get(operator.name)
         layer = "-" if operator.layer is None else str(operator.layer)
         cells = (
             place,

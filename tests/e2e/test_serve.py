@@ -222,7 +222,7 @@ def test_the_placement_tells_what_was_measured(on_worker: Serving) -> None:
     told = on_worker.placement
     assert told["live"]["generation"]["tokens"] >= 8 and told["live"]["generation"]["tokens_per_s"] > 0
     assert told["device"].startswith("rpc://127.0.0.1:") and told["state"]["on_device"]
-    assert {row["on"] for row in told["operators"]} <= {"CPU", "GPU", "both"}
+    assert {row["on"] for row in told["operators"]} <= {"CPU", "GPU", "split"}
 
 
 PICTURE = (
