@@ -47,7 +47,7 @@ def affinity_html(report: AffinityReport) -> str:
         tiles=[(*tile, "") for tile in layout.tiles(report)],
         notes=[printable_sentence(note) for note in report.plan.notes],
         map=layout.affinity_map(report.operators, [device.layers for device in report.devices]),
-        scale_marks=layout.scale_marks(report.operators),
+        n_steps=layout.N_STEPS,
         zero=zero_text(report.operators),
         compared=compared_table(asked) if report.baselines else None,
         bar_width=layout.BAR_WIDTH,

@@ -15,7 +15,6 @@ from oallama.report.operators import (
     memory_items,
     predicted_by,
     saved_text,
-    zero_affinity,
 )
 from oallama.report.slices import cut_text, weights_on_device
 from oallama.report.text import (
@@ -147,14 +146,6 @@ def arranged(marks: Iterable[tuple[int | None, str, MapMark]], ranges: Sequence[
         MapRow(heading(layer), tuple(tuple(inside.get((layer, role), ())) for role in roles)) for layer in layers
     )
     return AffinityMap(tuple(printable(role, 40) for role in roles), grid, tuple(outside))
-
-
-def scale_marks(rows: Sequence[Affinity]) -> tuple[bool, ...]:
-    """For each step of the colour scale, whether an operator that saves nothing would have its colour; all False if
-    that zero is outside the scale."""
-    zero = zero_affinity(rows)
-    zero_step = None if zero is None or not 0 <= zero <= 1 else step(zero)
-    return tuple(index == zero_step for index in range(N_STEPS))
 
 
 def operator_rows(rows: Sequence[Affinity], places: Mapping[str, str]) -> tuple[OperatorRow, ...]:

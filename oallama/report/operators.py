@@ -164,23 +164,14 @@ def saved_text(seconds: float | None) -> str:
     return "-" if seconds is None else signed(seconds * 1e6)
 
 
-def zero_affinity(rows: Sequence[Affinity]) -> float | None:
-    """The affinity of an operator that saves nothing (B = 0), which may be outside 0..1; None if all have the same
-    B."""
+def zero_text(rows: Sequence[Affinity]) -> str:
+    """The sentence about an operator that saves nothing (B = 0): its affinity, if it is on the scale."""
     benefits = [row.benefit_s_per_byte for row in rows if row.benefit_s_per_byte is not None]
     low, high = min(benefits, default=0.0), max(benefits, default=0.0)
-    return -low / (high - low) if high > low else None
-
-
-def zero_text(rows: Sequence[Affinity]) -> str:
-    """The sentence about the scale's zero."""
-    zero = zero_affinity(rows)
-    if zero is not None and 0 <= zero < 1:
+    if low <= 0 < high:
+        zero = -low / (high - low)
         return f"An operator that saves nothing would have affinity {zero:.2f}; '-' means slower on the GPU."
-    gains = any(row.benefit_s_per_byte is not None and row.benefit_s_per_byte > 0 for row in rows)
-    if gains:
-        return "Every operator saves time on the device."
-    return "No operator saves time on the device."
+    return f"{'Every' if high > 0 else 'No'} operator saves time on the device."
 
 
 def affinity_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
