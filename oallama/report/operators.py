@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import zip_longest
 from statistics import median
 from typing import Any
 
@@ -197,28 +195,15 @@ def affinity_tables(report: AffinityReport, every_row: bool = False) -> tuple[Ta
         (*names, format_bytes(line.bytes), *_times(line), affinity_text(line))
         for names, line in zip(names_of, folded, strict=True)
     )
-    columns = [max(map(len, texts)) for texts in zip((*places, "operator", "type"), *names_of, strict=True)]
-    list_width = WIDTH - sum(columns) - len("count") - 2 * (len(columns) + 2)
-    folded_rows = [
-        cells
+    lists = (
+        (*names, str(line.count), ranges_text(line.layers) or "-", ranges_text(line.ranks))
         for names, line in zip(names_of, folded, strict=True)
-        for cells in _in_lines(
-            (*names, str(line.count)), ranges_text(line.layers) or "-", ranges_text(line.ranks), list_width
-        )
-    ]
+    )
     footer = (_folded_text(report, folded),)
     return (
         table(_title(report), f"{place_headings} |operator |type |>bytes |{times}", numbers, footer, WIDTH),
-        table("Which operators", f"{place_headings} |operator |type |>count |layers |ranks", folded_rows, width=WIDTH),
+        table("Which operators", f"{place_headings} |operator |type |>count |layers |ranks", lists, width=WIDTH),
     )
-
-
-def _in_lines(names: tuple[str, ...], layers: str, ranks: str, width: int) -> Iterator[tuple[str, ...]]:
-    """Rows of one line of folded operators: lists longer than their column continue in the next row."""
-    layers_width = max(12, width // 3)
-    wrapped = (textwrap.wrap(layers, layers_width), textwrap.wrap(ranks, max(12, width - layers_width)))
-    for index, (layers_line, ranks_line) in enumerate(zip_longest(*wrapped, fillvalue="")):
-        yield (*(names if index == 0 else ("",) * len(names)), layers_line, ranks_line)
 
 
 def _times(row: Affinity | Fold) -> tuple[str, ...]:
