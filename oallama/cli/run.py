@@ -244,10 +244,11 @@ def statistics(
 ) -> str:
     """Return the line below the text: measured and expected times and rates, and where the weights are."""
     from oallama.report.expected import measured_texts
-    from oallama.report.plan import where_text
-    from oallama.report.text import policy_on
+    from oallama.report.slices import weights_on_device
+    from oallama.report.text import percent, policy_on
 
     parts = measured_texts(generation.n_prompt, generation.ttft_s, generation.tpot_s, expected)
     if engine.device == "none":
         return " · ".join([*parts, "CPU"])
-    return " · ".join([*parts, policy_on(engine.plan.policy, engine.device), where_text(engine.plan, operators)])
+    share = percent(*weights_on_device(engine.plan.pairs(operators)))
+    return " · ".join([*parts, policy_on(engine.plan.policy, engine.device), f"{share} of weights on the device"])

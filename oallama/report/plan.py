@@ -14,17 +14,6 @@ from oallama.report.slices import streams_of, weights_on_device
 from oallama.report.text import device_name, plural, policy_on
 
 
-def where_text(record: Plan, operators: Sequence[Operator]) -> str:
-    """Shares of the weights' bytes: `38%/62% CPU/GPU`, or `100% CPU`, `100% GPU` where everything is in one place."""
-    device_bytes, all_bytes = weights_on_device(record.pairs(operators))
-    if device_bytes <= 0:
-        return "100% CPU"
-    if device_bytes >= all_bytes:
-        return "100% GPU"
-    gpu = min(99, max(1, round(100 * device_bytes / all_bytes)))
-    return f"{100 - gpu}%/{gpu}% CPU/GPU"
-
-
 def plan_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, ...]:
     """Policy and placement, prediction, what is streamed, and the planner's notes."""
     on_device, total = weights_on_device(record.pairs(operators))

@@ -63,7 +63,7 @@ def test_a_pipe_gets_answers_on_stdout_and_only_new_tokens_are_evaluated():
     done = piped(asked, "--temp", "0", "--verbose")
     assert done.stdout.splitlines()[0] == "Hello! Would you like a story or a sum?"
     assert "not asked" not in done.stdout and "the built-in story model (oallama-stories" in done.stderr
-    assert "the CPU alone: 100% CPU" in done.stderr
+    assert "the CPU alone: all " in done.stderr
     assert len(turns(done)) == 3 and turns(done)[0][1] == 0
     for (prompt, _, written), (prompt_next, cached_next, _) in pairwise(turns(done)):
         assert cached_next >= prompt + written - 1
@@ -202,7 +202,7 @@ def test_a_session_begins_at_once_says_what_tuning_gains_and_never_measures(comm
     with Typist(*asked, OALLAMA_CACHE_DIR=str(tmp_path)) as person:
         begun = person.wait(READY)
         assert "using llama.cpp's placement; gain unknown until measured" in begun
-        assert re.search(r"oallama stories · \d+% GPU.* · context 512 tokens", begun), begun
+        assert re.search(r"oallama stories · context 512 tokens", begun), begun
         assert "3 + 4 = 7." in person.ask("What is 3 + 4?")
         assert "unknown command /foo" in person.ask("/foo")
         person.type('"""What is\r')
@@ -278,7 +278,7 @@ def test_a_run_on_a_terminal_answers_with_figures_and_then_measures_until_a_key_
     arguments = ("run", MODEL, "Once upon a time", "-n", "8", "--device", "rpc-worker:1")
     with Typist(*arguments, OALLAMA_CACHE_DIR=str(tmp_path)) as person:
         answer = person.wait("tuning for the next run; press any key to stop")
-        figures = r"prompt \d+ tokens?, .* m?s · answer .* tokens/s · llama\.cpp's placement · \d+% GPU · seed \d+\s"
+        figures = r"prompt \d+ tokens?, .* m?s · answer .* tokens/s · llama\.cpp's placement · \d+% of weights on the device · seed \d+\s"
         assert re.search(figures, answer), answer
         children = person.children()
         if ends == "a key":

@@ -134,12 +134,9 @@ def chat_workload(placer: Placer, n_past: int = 0) -> Workload:
 
 def welcome(session: ChatSession) -> str:
     """The lines before the first message."""
-    from oallama.report.plan import where_text
-
     placer, engine = session.placer, session.engine
-    where = where_text(engine.plan, placer.operators)
     lines = [
-        f"{model_title(placer.model)} · {where} · context {engine.n_ctx} tokens · /? for help, /bye to leave",
+        f"{model_title(placer.model)} · context {engine.n_ctx} tokens · /? for help, /bye to leave",
         expected(placer, engine.plan),
     ]
     if not session.chats:

@@ -16,7 +16,7 @@ from oallama.core.errors import UsageError
 from oallama.core.files import user_path
 from oallama.core.text import is_text, suggestion
 from oallama.core.units import format_bytes
-from oallama.report.text import model_title, plural, policy_on, printable
+from oallama.report.text import model_title, plural, printable
 from oallama.run.conversation import Conversation
 
 _NAME = re.compile(r"/(\?|[a-z]+)?(?:\s|$)")
@@ -124,14 +124,9 @@ def _shown_model(session: ChatSession) -> list[str]:
 
 
 def _shown_placement(session: ChatSession) -> list[str]:
-    from oallama.report.plan import plan_sentences, where_text
+    from oallama.report.plan import plan_sentences
 
-    engine = session.engine
-    where = where_text(engine.plan, session.placer.operators)
-    return [
-        f"{policy_on(engine.plan.policy, engine.device)}: {where}",
-        *plan_sentences(engine.plan, session.placer.operators),
-    ]
+    return list(plan_sentences(session.engine.plan, session.placer.operators))
 
 
 def _shown_speeds(session: ChatSession) -> list[str]:
