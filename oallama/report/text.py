@@ -19,14 +19,7 @@ _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 def printable(text: str, max_chars: int = 200) -> str:
     """`text` with every character that steers a terminal or hides itself written as an escape, cut to `max_chars`."""
     shown = text if len(text) <= max_chars else text[: max_chars - 1] + "…"
-    return "".join(_escape(c) if unicodedata.category(c) in _INVISIBLE else c for c in shown)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    if code <= 0xFF:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+    return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in _INVISIBLE else c for c in shown)
 
 
 def shape_text(shape: Shape) -> str:

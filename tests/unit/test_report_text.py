@@ -42,7 +42,7 @@ def test_ranges_name_exactly_the_numbers(numbers):
     ("shown", "text"),
     [
         (printable("blk.0.ffn_down.weight µ 模型"), "blk.0.ffn_down.weight µ 模型"),
-        (printable("a\x1b[31mb\u202ec\n"), "a\\x1b[31mb\\u202ec\\x0a"),
+        (printable("a\x1b[31mb\u202ec\n"), "a\\x1b[31mb\\u202ec\\n"),
         (printable("x" * 300, 10), "x" * 9 + "…"),
         (ranges_text([3, 1, 2, 2, 7, 9, 8]), "1-3, 7-9"),
         (ranges_text([]), ""),
