@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os.path
-import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ from oallama.cli.options import (
     threads_option,
     vram_fill_option,
 )
-from oallama.cli.output import busy, each_awaited, emit, emit_json, log
+from oallama.cli.output import busy, emit_json, log, show
 from oallama.cli.policy import PolicyName
 from oallama.cli.speculation import parallel_option
 from oallama.core.errors import UsageError
@@ -153,26 +152,19 @@ def command(
     # loads llama.cpp during the imports and the reading of the model, but not while the CPU is timed
     with NoAllocLoader(at_once=host is not None) as no_alloc_loader:
         from oallama.placer.described import alone_and_beside
-        from oallama.report.what_if import what_if_document, what_if_foot, what_if_head, what_if_line
+        from oallama.report.what_if import what_if_document, what_if_table
 
         placer = placer_on(host, model, replace(options, device="none"), profile, no_alloc_loader)
         workload = placer.workload(n_prompt, n_gen, n_parallel=expected or 1)
-        if not as_json:
-            emit(what_if_head(placer.model, workload, host))
         with busy("predicting"):
             alone, by_cards = alone_and_beside(placer, _cards(rows, memory_bytes), workload, **given(policy=policy))
-        predicted = []
-        for row in each_awaited(by_cards, "predicting"):
-            predicted.append(row)
-            if not as_json:
-                emit(what_if_line(placer.model, row))
-                sys.stdout.flush()  # the next card takes a while
+            predicted = list(by_cards)
     tell_doubt(placer)
     if as_json:
         model_told = replace(placer.model, path=click.get_current_context().meta.get(SHAPE, placer.model.path))
         emit_json(what_if_document(model_told, workload, alone, predicted, host))
     else:
-        emit(what_if_foot(placer.model, workload, alone, predicted, policy or "auto", host))
+        show([what_if_table(placer.model, workload, alone, predicted, policy or "auto", host)])
 
 
 def _cards(rows: tuple[tuple[Card, ...], ...] | None, memory_bytes: int | None) -> tuple[tuple[Card, ...], ...]:

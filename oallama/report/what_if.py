@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +11,10 @@ from oallama.device.card import Host
 from oallama.planner.placement import VerifiedPlan, n_gpu_layers
 from oallama.planner.pure_plan import WhatIf
 from oallama.report.operators import step_text
-from oallama.report.table import WIDTH
+from oallama.report.table import WIDTH, Table, table
 from oallama.report.text import model_title, rate_text, three_digits
 
 CLAIM = "predicted from published rates of the cards, not measured"
-NAME, GB, WAY, TIME = 14, 9, 9, 8  # characters of columns, which are known before their cells are
-WIDTHS = (NAME, GB, WAY, TIME, TIME, TIME, TIME, 6)
 
 
 def what_if_document(
@@ -93,25 +90,50 @@ def _used_bytes(plan: VerifiedPlan) -> int:
     return plan.memory.limit - plan.memory.spare
 
 
-def what_if_head(model: ModelInfo, workload: Workload, host: Host | None) -> str:
-    """Title and headings. host: a described CPU; None: this machine's."""
+def what_if_table(
+    model: ModelInfo,
+    workload: Workload,
+    cpu_plan: VerifiedPlan,
+    rows: Sequence[WhatIf],
+    policy: str = "auto",
+    host: Host | None = None,
+) -> Table:
+    """A card in each row: times of stock llama.cpp at its fastest, and of our best plan. host: a described CPU; None:
+    this machine's."""
+    cells = [
+        (
+            row.name,
+            format_bytes(row.memory_bytes),
+            row.stock.policy,
+            format_seconds(row.stock.predicted.ttft_s),
+            format_seconds(row.best.predicted.ttft_s),
+            _rate(row.stock.predicted),
+            _rate(row.best.predicted),
+            f"{row.gain:.2f}×",
+        )
+        for row in rows
+    ]
     cpu_name = "this machine's CPU" if host is None else host.name
-    title = textwrap.wrap(
-        f"{model_title(model)}, {workload.n_prompt} + {workload.n_gen} tokens, beside {cpu_name}:", WIDTH
+    ours = "the best plan of a quick search, or llama.cpp's options if no plan is predicted to be faster"
+    if policy != "auto":
+        ours = f"the plan of policy {policy}, even if slower than stock; the CPU alone if it does not fit"
+    footer = [
+        *_several_sentences(rows, model.n_layer),
+        "prompt: time to the first token with these options, the fastest of stock llama.cpp's --fit, -ngl, -ncmoe, "
+        f"these with --no-host, and its expert cache (moe-cache). oallama: the same with {ours}. gain: for the whole "
+        f"run. At most {rows[0].stock.memory.fill:.0%} of a card's memory is used. Alone, "
+        f"{cpu_name} takes {format_seconds(cpu_plan.predicted.ttft_s)} for the prompt and generates "
+        f"{rate_text(cpu_plan.predicted.tpot_s)}.",
+    ]
+    if step := step_text(workload.step, None):
+        footer.append(f"{step} Times are of each request.")
+    return table(
+        f"{model_title(model)}, {workload.n_prompt} + {workload.n_gen} tokens, beside {cpu_name}: {CLAIM}",
+        "card |>memory |options |>prompt |>oallama |>tokens/s |>oallama |>gain",
+        cells,
+        footer,
+        WIDTH,
     )
-    top_heading = (
-        f"{'':{NAME}} {'':{GB}} {'llama.cpp at its fastest':^{2 * TIME + WAY + 2}} {'oallama':^{2 * TIME + 1}}"
-    )
-    names = ("card", "memory", "options", "prompt", "tokens/s", "prompt", "tokens/s", "gain")
-    return "\n".join([*title, CLAIM, "", top_heading.rstrip(), _line(names), _line(["-" * width for width in WIDTHS])])
-
-
-def what_if_line(model: ModelInfo, row: WhatIf) -> str:
-    """One card: times of stock llama.cpp at its fastest, and of our best plan."""
-    stock, best = row.stock.predicted, row.best.predicted
-    cells = (format_seconds(stock.ttft_s), _rate(stock), format_seconds(best.ttft_s), _rate(best))
-    name_line, name = (f"{row.name}\n", "") if len(row.name) > NAME else ("", row.name)
-    return name_line + _line((name, format_bytes(row.memory_bytes), row.stock.policy, *cells, f"{row.gain:.2f}×"))
 
 
 def _several_sentences(rows: Sequence[WhatIf], n_layer: int) -> list[str]:
@@ -125,41 +147,6 @@ def _several_sentences(rows: Sequence[WhatIf], n_layer: int) -> list[str]:
         stock = ", ".join(f"{card['gpu']} {card['stock_n_layers']}" for card in cards)
         sentences.append(f"{row.name}: layers under oallama's plan: {ours}; under llama.cpp's options: {stock}.")
     return sentences
-
-
-def what_if_foot(
-    model: ModelInfo,
-    workload: Workload,
-    cpu_plan: VerifiedPlan,
-    rows: Sequence[WhatIf],
-    policy: str = "auto",
-    host: Host | None = None,
-) -> str:
-    """Explain the columns, and say how long the CPU takes alone."""
-    ours = "the best plan of a quick search, or llama.cpp's options if no plan is predicted to be faster"
-    if policy != "auto":
-        ours = f"the plan of policy {policy}, even if slower than stock; the CPU alone if it does not fit"
-    cpu_name = "this machine's CPU" if host is None else host.name
-    text = (
-        "prompt: time to the first token. gain: for the whole run. options: the fastest of stock llama.cpp's --fit, "
-        "-ngl, -ncmoe, these with --no-host, and its expert cache (moe-cache). "
-        f"oallama: {ours}. At most {rows[0].stock.memory.fill:.0%} of a card's memory is "
-        f"used. Alone, {cpu_name} takes {format_seconds(cpu_plan.predicted.ttft_s)} for the prompt and generates "
-        f"{rate_text(cpu_plan.predicted.tpot_s)}."
-    )
-    if step := step_text(workload.step, None):
-        text += f" {step} Times are of each request."
-    sentences = [
-        line for sentence in _several_sentences(rows, model.n_layer) for line in textwrap.wrap(sentence, WIDTH)
-    ]
-    return "\n".join(["", *sentences, *textwrap.wrap(text, WIDTH)]) + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    first_cell, *other_cells = cells
-    return " ".join(
-        [f"{first_cell:<{NAME}}", *(f"{cell:>{width}}" for cell, width in zip(other_cells, WIDTHS[1:], strict=True))]
-    )
 
 
 def _rate(predicted: Predicted) -> str:

@@ -33,7 +33,7 @@ from oallama.report.placement_page import placement_document, placement_html
 from oallama.report.plan import plan_sentences
 from oallama.report.simulate import SimulationSetting, simulate_tables
 from oallama.report.table import Table, plain
-from oallama.report.what_if import what_if_document, what_if_foot, what_if_head, what_if_line
+from oallama.report.what_if import what_if_document, what_if_table
 
 FOLDER = Path(__file__).parent / "report"
 TESTBED = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "testbeds" / "scheinfer-a.json"
@@ -193,10 +193,8 @@ def cards() -> Iterator[tuple[str, str]]:
     chosen = [replace(preset("rtx3060"), memory_bytes=n * MIB) for n in (16, 1000)]
     alone, beside = alone_and_beside(placer, [(card,) for card in chosen], workload)
     rows = list(beside)
-    lines = (what_if_line(placer.model, row) for row in rows)
-    head, foot = what_if_head(placer.model, workload, None), what_if_foot(placer.model, workload, alone, rows, "auto")
-    yield "what-if.txt", "\n".join([head, *lines, foot])
-    yield "what-if-policy.txt", what_if_foot(placer.model, workload, alone, rows, "hetegen", HOST)
+    yield "what-if.txt", text_of(what_if_table(placer.model, workload, alone, rows))
+    yield "what-if-policy.txt", text_of(what_if_table(placer.model, workload, alone, rows, "hetegen", HOST))
     document = what_if_document(placer.model, workload, alone, rows, HOST)
     yield "what-if.json", json_of(rounded(document))
 
