@@ -9,7 +9,7 @@ from oallama.core.types import Operator, n_layer_of
 from oallama.core.units import format_bytes
 from oallama.device.spec import device_texts
 from oallama.plan.plan import Plan
-from oallama.report.operators import predicted_text, printable_sentence, step_text, weights_text
+from oallama.report.operators import predicted_text, printable_sentence, range_text, step_text, weights_text
 from oallama.report.slices import streams_of, weights_on_device
 from oallama.report.text import device_name, plural, policy_on
 
@@ -45,11 +45,9 @@ def device_sentences(record: Plan, operators: Sequence[Operator]) -> tuple[str, 
     with_slices = {row.device for row in record.operators if row.backend == "split"}
     devices = zip(device_texts(record.device), ranges, record.memory.devices, strict=False)
     for number, (device, (begin, end), memory) in enumerate(devices):
-        blocks = layers_text(begin, min(end, n_layer)) if begin < min(end, n_layer) else ""
-        output = "the output" if begin <= n_layer < end else ""
-        contents = " and ".join(filter(None, [blocks, output, "slices" if number in with_slices else ""]))
+        contents = f"layers {range_text(begin, end, n_layer)}{' and slices' if number in with_slices else ''}"
         used_text = f"{format_bytes(memory.limit - memory.spare)} of {format_bytes(memory.limit)}"
-        sentences.append(f"{device_name(device)}: {contents}, {used_text}")
+        sentences.append(f"{device_name(device)}: {contents}; {used_text} of memory")
     return tuple(sentences)
 
 
@@ -59,8 +57,3 @@ def layer_ranges(record: Plan, operators: Sequence[Operator], n_layer: int) -> l
     return list(
         pairwise(accumulate(record.device_layers(operators, n_layer), initial=n_layer + 1 - record.n_gpu_layers))
     )
-
-
-def layers_text(begin: int, end: int) -> str:
-    """Layers [begin, end) that follow one another."""
-    return f"layer {begin}" if end == begin + 1 else f"layers {begin}-{end - 1}"

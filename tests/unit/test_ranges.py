@@ -674,4 +674,6 @@ def test_a_summary_says_what_each_device_has() -> None:
     memory = MemoryBreakdown(150, 0.9, 135, 60, 7, 15, 20, 0, 40, devices=each)
     sentences = plan_sentences(a_plan(memory=memory), weights_of(SMALL))
     assert sentences[0].startswith("ranges on CUDA0 + CUDA1")
-    assert sentences[1:3] == ("CUDA0: layers 0-1, 60 B of 90 B", "CUDA1: layers 2-3 and the output, 35 B of 45 B")
+    assert sentences[1:3] == (
+        "CUDA0: layers 0-1; 60 B of 90 B of memory", "CUDA1: layers 2-3, output; 35 B of 45 B of memory"
+    )  # fmt: skip
