@@ -25,7 +25,6 @@ from oallama.cli.options import (
 from oallama.cli.output import busy, json_text, log, show, write_file
 from oallama.cli.policy import PolicyOptions, policy_option, prefetch_option
 from oallama.core.errors import UsageError
-from oallama.core.units import format_bytes
 from oallama.device.machines import MACHINES, machine_of
 from oallama.device.spec import device_for_plan
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from oallama.device.machines import Machine
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
-    from oallama.report.simulate import SimulationSetting
 
 
 @click.command("simulate", cls=Command)
@@ -109,15 +107,15 @@ def command(
         workload = placer.workload(n_prompt or 512, 128 if n_gen is None else n_gen, n_past=n_depth or 0)
         plan = _plan_of_policy(placer, workload, policy, prefetch, other_machine)
         workload = plan.workload
-    setting, simulation = _setting(placer, plan, other_machine), placer.simulate(plan, workload, other_machine)
-    document = json_text(simulate_document(setting, simulation)) if as_json or output is not None else ""
+    simulated = (placer.model, plan, other_machine, placer.simulate(plan, workload, other_machine))
+    document = json_text(simulate_document(*simulated)) if as_json or output is not None else ""
     if output is not None:
         write_file(output, document)
         log(f"wrote {output}")
     if as_json:
         write_file("-", document)
     else:
-        show(simulate_tables(setting, simulation))
+        show(simulate_tables(*simulated))
 
 
 def _model_and_plan(files: Sequence[str], model: str | None) -> tuple[str | None, str | None]:
@@ -139,20 +137,6 @@ def _plan_of_policy(
         if machine is None:
             return chosen.plan(placer, workload)
         return plan_for(placer, machine, workload, policy, prefetch)
-
-
-def _setting(placer: Placer, plan: Plan, machine: Machine | None) -> SimulationSetting:
-    from oallama.report.simulate import SimulationSetting
-
-    model, policy, notes = placer.model, plan.policy, plan.notes
-    if machine is None:
-        device = placer.profile().device
-        return SimulationSetting(model, policy, device, f"this machine with {device}", notes=notes)
-    card, used = machine.card, plan.memory.limit - plan.memory.spare
-    if used > card.memory_bytes:
-        has = f"{card.name} has {format_bytes(card.memory_bytes)}"
-        notes = (*notes, f"the plan needs {format_bytes(used)} of device memory, but {has}")
-    return SimulationSetting(model, policy, card.name, machine.description, machine.sources, notes)
 
 
 def _workload(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from oallama.core.types import ModelInfo
-from oallama.core.units import format_seconds
+from oallama.core.units import format_bytes, format_seconds
+from oallama.device.machines import Machine
+from oallama.plan.plan import Plan
 from oallama.planner.simulate import KINDS, RESOURCES, PhaseTimeline, Simulation
-from oallama.report.table import WIDTH as LINE_WIDTH
-from oallama.report.table import Table, table
-from oallama.report.text import model_title
+from oallama.report.table import WIDTH, Table, table
+from oallama.report.text import device_name, model_title
 
 MICRO = 1e6
 STREAMS = {"cpu": "CPU", "gpu": "GPU", "in": "copy in", "out": "copy out"}
@@ -29,35 +29,23 @@ WORK = {
 """By kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationSetting:
-    """A simulation's model, plan and machine. machine: its name, or the profile's devices; sources: (figure, its
-    source), empty for a measured profile."""
-
-    model: ModelInfo
-    policy: str
-    device: str
-    machine: str
-    sources: tuple[tuple[str, str], ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def simulate_document(setting: SimulationSetting, simulation: Simulation) -> dict[str, Any]:
+def simulate_document(model: ModelInfo, plan: Plan, machine: Machine | None, simulation: Simulation) -> dict[str, Any]:
     """A trace in Chrome's JSON format (Perfetto opens it): the prompt and the token as processes, streams as threads,
-    µs. The keys beside it are in seconds."""
-    model, workload, predicted = setting.model, simulation.workload, simulation.predicted
+    µs. The keys beside it are in seconds. machine: None: this one, as measured."""
+    predicted = simulation.predicted
+    name, device = _machine(plan, machine)
     return {
         "simulated": True,
         "model": {"path": model.path, "arch": model.arch, "n_layer": model.n_layer, "file_bytes": model.file_bytes},
-        "machine": {"name": setting.machine, "device": setting.device, "sources": dict(setting.sources)},
-        "policy": setting.policy,
-        "workload": asdict(workload),
+        "machine": {"name": name, "device": device, "sources": {} if machine is None else dict(machine.sources)},
+        "policy": plan.policy,
+        "workload": asdict(simulation.workload),
         "ttft_s": predicted.ttft_s,
         "tpot_s": predicted.tpot_s,
         "total_s": predicted.total_s,
         "prompt": _phase(simulation.prompt),
         "token": _phase(simulation.token),
-        "notes": list(setting.notes),
+        "notes": list(_notes(plan, machine)),
         "displayTimeUnit": "ms",
         "traceEvents": [*_events(1, "prompt", simulation.prompt), *_events(2, "token", simulation.token)],
     }
@@ -90,16 +78,34 @@ def _share(seconds: float, phase: PhaseTimeline) -> float:
     return min(1.0, seconds / phase.seconds) if phase.seconds else 0.0
 
 
-def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[Table]:
-    """How busy each stream is, and the parts of a prompt's and a token's time."""
+def _machine(plan: Plan, machine: Machine | None) -> tuple[str, str]:
+    """(name of the machine, of its device)."""
+    if machine is not None:
+        return machine.description, machine.card.name
+    device = device_name(plan.device)
+    return ("this machine" if plan.device == "none" else f"this machine with {device}"), device
+
+
+def _notes(plan: Plan, machine: Machine | None) -> tuple[str, ...]:
+    n_bytes = plan.memory.limit - plan.memory.spare
+    if machine is None or n_bytes <= machine.card.memory_bytes:
+        return plan.notes
+    has = f"{machine.card.name} has {format_bytes(machine.card.memory_bytes)}"
+    return (*plan.notes, f"the plan needs {format_bytes(n_bytes)} of device memory, but {has}")
+
+
+def simulate_tables(model: ModelInfo, plan: Plan, machine: Machine | None, simulation: Simulation) -> list[Table]:
+    """How busy each stream is, and the parts of a prompt's and a token's time. machine: None: this one, as measured."""
     workload, predicted = simulation.workload, simulation.predicted
     prompt, token = simulation.prompt, simulation.token
     past = f" after {workload.n_past:,}" if workload.n_past else ""
     title = (
-        f"{model_title(setting.model)}, {workload.n_prompt} + {workload.n_gen} tokens{past}, policy {setting.policy}\n"
-        f"on {setting.machine}: simulated, nothing was run\n"
-        f"TTFT {format_seconds(predicted.ttft_s)}, TPOT {format_seconds(predicted.tpot_s)}, "
-        f"together {format_seconds(predicted.total_s)}"
+        f"{model_title(model)}, {workload.n_prompt} + {workload.n_gen} tokens{past}, policy {plan.policy} on "
+        f"{_machine(plan, machine)[0]}: simulated, nothing was run"
+    )
+    times = (
+        f"TTFT {format_seconds(predicted.ttft_s)}, TPOT {format_seconds(predicted.tpot_s)}, together "
+        f"{format_seconds(predicted.total_s)}."
     )
     busy = [
         (STREAMS[s], f"{_share(prompt.busy_s(s), prompt):.0%}", f"{_share(token.busy_s(s), token):.0%}")
@@ -114,10 +120,11 @@ def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[
         )
         for key in sorted({*of_prompt, *of_token}, key=lambda key: (RESOURCES.index(key[0]), KINDS.index(key[1])))
     ]
-    footer = [line for note in setting.notes for line in textwrap.wrap(f"Note: {note}.", LINE_WIDTH)]
-    for figure, source in setting.sources:
-        footer += textwrap.wrap(f"{figure}: {source}.", LINE_WIDTH, subsequent_indent="  ")
+    sources = () if machine is None else machine.sources
+    footer = [f"Note: {note}." for note in _notes(plan, machine)] + [
+        f"{figure}: {source}." for figure, source in sources
+    ]
     return [
-        table(title, "busy |>prompt |>token", busy),
-        table("Parts (some run at the same time):", "stream |what |>prompt |>token", part_rows, footer),
+        table(title, "busy |>prompt |>token", busy, (times,), WIDTH),
+        table("Parts (some run at the same time):", "stream |what |>prompt |>token", part_rows, footer, WIDTH),
     ]

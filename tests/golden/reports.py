@@ -31,7 +31,7 @@ from oallama.report.html import affinity_html
 from oallama.report.operators import AffinityReport, report_document, report_tables
 from oallama.report.placement_page import placement_document, placement_html
 from oallama.report.plan import plan_sentences
-from oallama.report.simulate import SimulationSetting, simulate_tables
+from oallama.report.simulate import simulate_tables
 from oallama.report.table import Table, plain
 from oallama.report.what_if import what_if_document, what_if_table
 
@@ -181,9 +181,9 @@ def simulations() -> Iterator[tuple[str, str]]:
     machine = machine_of(str(TESTBED))
     workload = Workload(n_prompt=64, n_gen=32, n_ctx=512)
     world = World(model=SMALL, host=machine.host, card=machine.card, share=0.3, workload=workload)
-    made = world.simulate(world.plan("flexgen"))
-    setting = SimulationSetting(SMALL, "flexgen", machine.card.name, machine.description, machine.sources, ("a note",))
-    yield "simulate.txt", text_of(*simulate_tables(setting, made))
+    plan = world.plan("flexgen")
+    noted = replace(plan, notes=("a note",))
+    yield "simulate.txt", text_of(*simulate_tables(SMALL, noted, machine, world.simulate(plan)))
 
 
 def cards() -> Iterator[tuple[str, str]]:
