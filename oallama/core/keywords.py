@@ -41,7 +41,7 @@ def check_names(values: Mapping[str, Any], known: list[str], what: str) -> None:
 
 def check_type(name: str, value: Any, *types: Any) -> None:
     """Raises UsageError if a value is of none of these types: int, float, str and None; others are not checked."""
-    kinds = [_KINDS[one] for one in types if one in _KINDS]
+    kinds = [_KINDS[type_] for type_ in types if type_ in _KINDS]
     if not kinds or (value is None and type(None) in types):
         return
     if isinstance(value, bool) or not isinstance(value, tuple(kind for kind, _ in kinds)):

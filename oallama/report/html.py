@@ -52,7 +52,7 @@ def affinity_html(report: AffinityReport) -> str:
         compared=compared_table(asked) if report.baselines else None,
         bar_width=layout.BAR_WIDTH,
         memories=layout.memories(
-            printable(report.device), memory, [one.device for one in report.devices if one.memory]
+            printable(report.device), memory, [device.device for device in report.devices if device.memory]
         ),
         devices=(devices_table(report), times_by_device(report)) if report.devices else (),
         weight_segments=layout.weight_segments(*weights_on_device(report.weights)),

@@ -110,8 +110,8 @@ def memories(
     device: str, memory: MemoryBreakdown, used: Sequence[str]
 ) -> list[tuple[str, MemoryBreakdown, tuple[Segment, ...]]]:
     """(device, its memory, its bar); used: the names of several devices, whose memory is in `devices`."""
-    each = zip(map(device_name, used), memory.devices, strict=True) if memory.devices else [(device, memory)]
-    return [(name, one, memory_segments(one)) for name, one in each]
+    by_device = zip(map(device_name, used), memory.devices, strict=True) if memory.devices else [(device, memory)]
+    return [(name, device_memory, memory_segments(device_memory)) for name, device_memory in by_device]
 
 
 def affinity_map(rows: Sequence[Affinity], ranges: Sequence[tuple[int, int]] = ()) -> AffinityMap:

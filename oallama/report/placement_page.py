@@ -43,7 +43,7 @@ class WorkTime:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A served placement. said: what it is and why, in one line. times: empty without a profile."""
+    """A served placement. reason: what it is and why, in one line. times: empty without a profile."""
 
     model: ModelInfo
     operators: tuple[Operator, ...]
@@ -92,7 +92,7 @@ def placement_document(
                 **({"device": placement.device} if plan.memory.devices and placement.gg else {}),
                 **{key: getattr(placement, key) for key in ("gg", "cg", "cc")},
                 "predicted": times.get(operator.name),
-                "measured": [_mean_run(one) for one in runs if one.block == operator.name] or None,
+                "measured": [_mean_run(block) for block in runs if block.block == operator.name] or None,
             }
             for operator, placement in served.plan.pairs(served.operators)
         ],
@@ -174,7 +174,7 @@ def _marks(served: Served) -> list[tuple[int | None, str, layout.MapMark]]:
     """Colours: by the time relative to the slowest operator, or by the share on the device without a profile."""
     times = _token_seconds(served)
     longest = max(times.values(), default=0.0)
-    made = []
+    marks = []
     for index, (operator, placement) in enumerate(served.plan.pairs(served.operators)):
         place, seconds = placement.backend, times.get(operator.name)
         value = (seconds or 0.0) / (longest or 1.0) if served.times else placement.gg
@@ -183,10 +183,10 @@ def _marks(served: Served) -> list[tuple[int | None, str, layout.MapMark]]:
         if placement.hot_experts:
             shares = f", {len(placement.hot_experts)} of {operator.shape[2]} experts on the card"
         label = f"{printable(operator.name)}: {_WHERE[place]}{shares}{took}"
-        made.append(
+        marks.append(
             (operator.layer, operator.role, layout.MapMark(f"op-{index}", place[0].upper(), layout.step(value), label))
         )
-    return made
+    return marks
 
 
 _WHERE = {"GPU": "on the card", "CPU": "on the CPU", "split": "divided between card and CPU"}
