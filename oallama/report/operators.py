@@ -474,10 +474,6 @@ class Fold:
     ranked: Backend | None  # where the ranking by itself puts them; None: where they are
     ranks: tuple[int, ...]  # ascending
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        return self.ranks[0], self.ranks[-1]
-
 
 def fold(
     rows: Sequence[Affinity], ranked: Mapping[str, Backend] | None = None, places: Mapping[str, str] | None = None
@@ -485,16 +481,13 @@ def fold(
     """One Fold per (role, type, shape, backend), in the order of their best rank. ranked: where the ranking by itself
     puts operators, by name; those that it puts elsewhere are in another line. places: as in AffinityReport; None: their
     back ends."""
-    groups: dict[tuple[object, ...], list[Affinity]] = {}
+    groups: dict[tuple[str, str, Shape, bool, str, Backend | None], list[Affinity]] = {}
     for row in rows:
         ranked_place = None if ranked is None else ranked[row.name]
         place = row.backend if places is None else places[row.name]
-        groups.setdefault((row.role, row.type, row.shape, place, row.layer is None, ranked_place), []).append(row)
-    folds = (
-        _fold(group, str(place), None if ranked is None else ranked[group[0].name])
-        for (_, _, _, place, *_), group in groups.items()
-    )
-    return tuple(sorted(folds, key=lambda f: (f.rank, f.role)))
+        groups.setdefault((row.role, row.type, row.shape, row.layer is None, place, ranked_place), []).append(row)
+    folds = (_fold(group, place, ranked_place) for (*_, place, ranked_place), group in groups.items())
+    return tuple(sorted(folds, key=lambda f: f.ranks))
 
 
 def _fold(group: Sequence[Affinity], place: str, ranked: Backend | None) -> Fold:

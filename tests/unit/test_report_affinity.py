@@ -33,7 +33,7 @@ def test_folding_loses_no_operator_layer_or_byte(make):
         members = [o for o in report.operators if (o.role, o.type, o.shape, o.backend) == kind]
         assert (line.count, line.bytes) == (len(members), sum(o.bytes for o in members))
         assert line.layers == tuple(sorted(o.layer for o in members if o.layer is not None))
-        assert line.rank == (min(o.rank for o in members), max(o.rank for o in members))
+        assert (line.ranks[0], line.ranks[-1]) == (min(o.rank for o in members), max(o.rank for o in members))
         assert line.affinity == (min(o.affinity for o in members), max(o.affinity for o in members))
         assert min(o.t_cpu_s for o in members) <= line.t_cpu_s <= max(o.t_cpu_s for o in members)
     ranks = ",".join(row[-1] for row in affinity_tables(report)[1].rows).replace(" ", "").replace(",,", ",").split(",")
