@@ -1,8 +1,7 @@
 """Checks that a GGUF's metadata and tensors are consistent, where llama.cpp checks late, by abort, or not at all.
 
 llama.cpp 0.3.36 refuses or dies on every file that is refused here. Faults that it refuses cleanly (an unknown
-architecture, a missing tensor of an architecture that is not listed here) are left to it, so that no working model is
-refused.
+architecture, a missing tensor, a tensor of another shape) are left to it, so that no working model is refused.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from e2e.forced import N_UBATCH, Where, forced
 from gguf_factory import hostile, write_gguf
+from gguf_factory.hostile import LEFT_TO_LLAMA_CPP
 from seeds import crossed
 
 import ggml_bridge
@@ -20,7 +22,9 @@ from oallama.core.types import NGRAM, Attention, DecodeStep, Workload
 from oallama.cost.blocks import F32
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context, load_bridge
 from oallama.device.native_log import native_log
+from oallama.model.gguf_reader import read_gguf
 from oallama.model.memory import PARTS, NoAllocLoader, NoAllocResult, no_alloc_memory
+from oallama.model.operators import operators
 from oallama.placer import Placer
 from oallama.placer.engine import with_repeated_drafts
 from oallama.run.plugin_report import ask_report
@@ -160,6 +164,21 @@ def test_a_refused_file_tells_llama_cpps_reason(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(ModelFileError, match=r"cannot load .*model\.gguf: bad GGUF version: 0"):
         no_alloc_memory(LoadSettings(str(path), n_threads=1))
+
+
+@pytest.mark.parametrize("kind", LEFT_TO_LLAMA_CPP)
+def test_what_is_left_to_llama_cpp_is_refused_by_it(kind: str, no_alloc_loader: NoAllocLoader, tmp_path: Path) -> None:
+    path = hostile(tmp_path / "model.gguf", kind)
+    assert operators(read_gguf(path)), "it is read here"
+    with pytest.raises(ModelFileError, match=r"cannot load .*model\.gguf") as caught:
+        no_alloc_loader.answer(LoadSettings(str(path), n_threads=1))
+    assert LEFT_TO_LLAMA_CPP[kind][0] in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def no_alloc_loader() -> Iterator[NoAllocLoader]:
+    with NoAllocLoader(at_once=False) as loader:
+        yield loader
 
 
 def test_loads_of_one_process_are_those_of_a_process_each(tmp_path: Path) -> None:

@@ -188,8 +188,6 @@ CASES: dict[str, tuple[str, Change]] = {
     "block count missing": ("lack 'llama.block_count'", no("llama.block_count")),
     "block count as uint64": ("of type uint64 instead of uint32", value("llama.block_count", 1, "uint64")),
     "block count as string": ("of type string instead of uint32", value("llama.block_count", "1", "string")),
-    "a block without tensors": ("block 1 has no tensors", blocks(2)),
-    "a tensor beyond the blocks": ("beyond the 1 blocks", also("blk.9.attn_q.weight", 64, 64)),
     "only blocks that predict ahead": ("no other is left", value("llama.nextn_predict_layers", 1)),
     "more dense blocks than blocks": ("more leading dense blocks", value("llama.leading_dense_block_count", 2)),
     "embedding 0": ("'llama.embedding_length' is 0", value("llama.embedding_length", 0)),
@@ -210,12 +208,7 @@ CASES: dict[str, tuple[str, Change]] = {
     ),
     "KV heads that do not divide": ("not a multiple of its", value("llama.attention.head_count_kv", 3)),
     "head width 0": ("2 heads in an embedding of 64 have width 0", value("llama.attention.key_length", 0)),
-    "head wider than the tensors": (
-        "but the hyperparameters require",
-        all_of(*(value(f"llama.attention.{side}_length", 64) for side in ("key", "value"))),
-    ),
     "keys wider than values": ("which llama does not allow", value("llama.attention.value_length", 64)),
-    "FFN 0": ("but the hyperparameters require", value("llama.feed_forward_length", 0)),
     "FFN 2^32-1": ("'llama.feed_forward_length' is 4294967295", value("llama.feed_forward_length", 2**32 - 1)),
     "epsilon not a number": ("is not a number", epsilon(math.nan)),
     "epsilon below zero": ("not within 0 to 1", epsilon(-1.0)),
@@ -298,36 +291,46 @@ CASES: dict[str, tuple[str, Change]] = {
     "norm F16": ("which llama.cpp can only use as F32", tensor("output_norm.weight", type=1)),
     "norm Q4_0": ("can only use as F32", tensor("blk.0.attn_norm.weight", type=2)),
     "bias F16": ("can only use as F32", also("blk.0.attn_q.bias", 64, type="F16")),
-    "bias of another width": ("but the hyperparameters require (64,)", also("blk.0.attn_q.bias", 32)),
-    "query another shape": ("but the hyperparameters require (64, 64)", tensor(shape=[64, 32])),
-    "query with a third dimension": ("but the hyperparameters require", tensor(shape=[64, 64, 2])),
-    "key another shape": ("require (64, 32)", tensor("blk.0.attn_k.weight", shape=[64, 64])),
-    "down another shape": ("require (64, 64)", tensor("blk.0.ffn_down.weight", shape=[32, 64])),
-    "output another vocabulary": ("require (64, 264)", tensor("output.weight", shape=[64, 32])),
     "embedding a vector": ("token_embd.weight has shape", tensor("token_embd.weight", shape=[64 * 264])),
+}
+
+LEFT_TO_LLAMA_CPP: dict[str, tuple[str, Change]] = {
+    "a block without tensors": ("'blk.1.attn_norm.weight' not found", blocks(2)),
+    "a tensor beyond the blocks": ("expected 13, got 12", also("blk.9.attn_q.weight", 64, 64)),
     "only an embedding": (
-        "block 0 has no tensors",
+        "'blk.0.attn_norm.weight' not found",
         lambda g: file(tensors=[tensor for tensor in g.tensors if not tensor.name.startswith("blk")])(g),
     ),
-    # names: what is there is not what it is called
-    "a norm missing": ("lacks tensor 'blk.0.attn_norm.weight'", without("blk.0.attn_norm.weight")),
-    "the output norm missing": ("lacks tensor 'output_norm.weight'", without("output_norm.weight")),
-    "a key misspelt": (
-        "is 'blk.0.attn_kk.weight' meant to be it?",
-        tensor("blk.0.attn_k.weight", name="blk.0.attn_kk.weight"),
+    "head wider than the tensors": (
+        "invalid n_rot: 32, expected 64",
+        all_of(*(value(f"llama.attention.{side}_length", 64) for side in ("key", "value"))),
     ),
-    "up misspelt": (
-        "lacks tensor 'blk.0.ffn_up.weight'",
-        tensor("blk.0.ffn_up.weight", name="blk.0.ffn_pu.weight"),
-    ),
+    "FFN 0": ("'blk.0.ffn_gate.weight' has wrong shape", value("llama.feed_forward_length", 0)),
+    "bias of another width": ("'blk.0.attn_q.bias' has wrong shape", also("blk.0.attn_q.bias", 32)),
+    "query another shape": ("'blk.0.attn_q.weight' has wrong shape", tensor(shape=[64, 32])),
+    "query with a third dimension": ("'blk.0.attn_q.weight' has wrong shape", tensor(shape=[64, 64, 2])),
+    "key another shape": ("'blk.0.attn_k.weight' has wrong shape", tensor("blk.0.attn_k.weight", shape=[64, 64])),
+    "down another shape": ("'blk.0.ffn_down.weight' has wrong shape", tensor("blk.0.ffn_down.weight", shape=[32, 64])),
+    "output another vocabulary": ("'output.weight' has wrong shape", tensor("output.weight", shape=[64, 32])),
+    "a norm missing": ("'blk.0.attn_norm.weight' not found", without("blk.0.attn_norm.weight")),
+    "the output norm missing": ("'output_norm.weight' not found", without("output_norm.weight")),
+    "a key misspelt": ("'blk.0.attn_k.weight' not found", tensor("blk.0.attn_k.weight", name="blk.0.attn_kk.weight")),
+    "up misspelt": ("'blk.0.ffn_up.weight' not found", tensor("blk.0.ffn_up.weight", name="blk.0.ffn_pu.weight")),
     "a weight with a suffix of its own": (
-        "lacks tensor 'blk.0.attn_output.weight'",
+        "'blk.0.attn_output.weight' not found",
         tensor("blk.0.attn_output.weight", name="blk.0.attn_output.weights"),
     ),
-    "a norm of another length": ("require (64,)", tensor("blk.0.ffn_norm.weight", shape=[32])),
-    "the output norm of another length": ("require (64,)", tensor("output_norm.weight", shape=[32])),
-    "rope factors of another length": ("require (16,)", also("rope_freqs.weight", 32)),
+    "a norm of another length": (
+        "'blk.0.ffn_norm.weight' has wrong shape",
+        tensor("blk.0.ffn_norm.weight", shape=[32]),
+    ),
+    "the output norm of another length": (
+        "'output_norm.weight' has wrong shape",
+        tensor("output_norm.weight", shape=[32]),
+    ),
+    "rope factors of another length": ("'rope_freqs.weight' has wrong shape", also("rope_freqs.weight", 32)),
 }
+"""Faults that are left to llama.cpp, which refuses them in one sentence, and a phrase of it."""
 
 GIANTS: dict[str, tuple[str, Change]] = {
     "string of 2 GiB": ("goes beyond the first 256 MiB", file(metadata={"x": STRING + u64(2**31)})),
@@ -420,7 +423,7 @@ def hostile(path: str | Path, kind: str) -> Path:
         return split_llama(path, SPLITS[kind][1])
     if kind in PLACES:
         return PLACES[kind][1](path) or path
-    made = (CASES | GIANTS)[kind][1](g)
+    made = (CASES | LEFT_TO_LLAMA_CPP | GIANTS)[kind][1](g)
     if isinstance(made, bytes):
         path.write_bytes(made)
     else:
