@@ -27,17 +27,14 @@ class Adapter:
 
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:
     """Read the header of a LoRA adapter. Raises ModelFileError for any other file."""
-    header = read_header(os.fspath(path))
-    kinds = [header.entries.get(key) for key in ("general.type", "adapter.type")]
-    if [kind and kind.value for kind in kinds] != ["adapter", "lora"]:
-        raise ModelFileError(
-            f"{header.file.path}: not a LoRA adapter; convert it with llama.cpp's convert_lora_to_gguf.py"
-        )
+    gguf = read_header(os.fspath(path))
+    if [gguf.metadata.get(key) for key in ("general.type", "adapter.type")] != ["adapter", "lora"]:
+        raise ModelFileError(f"{gguf.path}: not a LoRA adapter; convert it with llama.cpp's convert_lora_to_gguf.py")
     n_bytes: dict[str, int] = {}
-    for tensor in header.tensors:
+    for tensor in gguf.tensors:
         weight = next((tensor.name.removesuffix(end) for end in _SUFFIXES if tensor.name.endswith(end)), None)
         if weight is not None:
             n_bytes[weight] = n_bytes.get(weight, 0) + tensor.n_bytes + _PADDING
     if not n_bytes:
-        raise ModelFileError(f"{header.file.path}: the LoRA adapter changes no weight")
-    return Adapter(header.file.path, n_bytes)
+        raise ModelFileError(f"{gguf.path}: the LoRA adapter changes no weight")
+    return Adapter(gguf.path, n_bytes)

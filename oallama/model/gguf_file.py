@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,13 +96,12 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A validated GGUF: metadata and tensor headers of all parts, no weights."""
+    """A GGUF, or one part of it: metadata and tensor headers, no weights."""
 
-    version: int
     entries: Mapping[str, MetadataEntry]  # of the first part
     tensors: tuple[TensorInfo, ...]  # in file order, all parts
     files: tuple[ModelFile, ...]  # every part, in order
-    fingerprint: str  # sha256 over the metadata and tensor headers of all parts
+    raw: bytes = field(repr=False)  # metadata and tensor headers of all parts, each from its byte 0
 
     @property
     def path(self) -> str:
@@ -111,6 +111,10 @@ class GgufFile:
     @property
     def file_bytes(self) -> int:
         return sum(file.n_bytes for file in self.files)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.raw).hexdigest()
 
     @cached_property
     def metadata(self) -> Mapping[str, Any]:

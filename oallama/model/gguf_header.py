@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,37 @@ from oallama.model.gguf_file import (
     DOWNLOAD_AGAIN,
     METADATA_OFFSET,
     GgufArray,
+    GgufFile,
     MetadataEntry,
     TensorInfo,
     fault,
     quoted,
 )
-from oallama.model.gguf_types import (
-    DEFAULT_ALIGNMENT,
-    GGML_MAX_DIMS,
-    GGML_MAX_NAME,
-    VALUE_ARRAY,
-    VALUE_STRING,
-    VALUE_TYPES,
-)
+
+GGML_MAX_DIMS = 4
+GGML_MAX_NAME = 64
+"""Bytes of a tensor name with its terminating zero (ggml.h)."""
+
+DEFAULT_ALIGNMENT = 32
+
+VALUE_STRING = 8
+VALUE_ARRAY = 9
+VALUE_TYPES: dict[int, tuple[str, str]] = {
+    0: ("uint8", "B"),
+    1: ("int8", "b"),
+    2: ("uint16", "H"),
+    3: ("int16", "h"),
+    4: ("uint32", "I"),
+    5: ("int32", "i"),
+    6: ("float32", "f"),
+    7: ("bool", "?"),
+    VALUE_STRING: ("string", ""),
+    VALUE_ARRAY: ("array", ""),
+    10: ("uint64", "Q"),
+    11: ("int64", "q"),
+    12: ("float64", "d"),
+}
+"""Types of metadata values: GGUF's number -> (name, struct format of one little-endian value)."""
 
 MAX_ARRAY_LENGTH = 1 << 24
 MAX_KEY_BYTES = (1 << 16) - 1
@@ -52,19 +70,8 @@ _MIN_ENTRY_BYTES = 8 + 1 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """Header of one file: its metadata, its tensors, and the bytes both were read from."""
-
-    file: ModelFile
-    version: int
-    entries: dict[str, MetadataEntry]
-    tensors: tuple[TensorInfo, ...]
-    raw: bytes  # metadata and tensor headers, byte 0 to the last tensor header
-
-
-def read_header(path: str) -> Header:
-    """Read and check the header of the GGUF file at `path`.
+def read_header(path: str) -> GgufFile:
+    """Read and check the header of one GGUF file, a model or another, without the checks of a model (validate.py).
 
     Raises ModelFileError for a file that is missing, unreadable, not a GGUF, truncated, or damaged.
     """
@@ -85,8 +92,8 @@ def read_header(path: str) -> Header:
         raise ModelFileError(f"{path}: cannot read the file ({reason}); check the path and its permissions") from None
 
 
-def _parse(cursor: Cursor, mtime_ns: int) -> Header:
-    version, n_tensors, n_kv = _preamble(cursor)
+def _parse(cursor: Cursor, mtime_ns: int) -> GgufFile:
+    n_tensors, n_kv = _preamble(cursor)
     entries: dict[str, MetadataEntry] = {}
     for index in range(n_kv):
         _entry(cursor, index, entries)
@@ -97,10 +104,11 @@ def _parse(cursor: Cursor, mtime_ns: int) -> Header:
     if headers and data_offset > cursor.size:
         raise fault(cursor.path, end, "the file ends before its tensor data", DOWNLOAD_AGAIN)
     tensors = tuple(_place(headers, data_offset, alignment, cursor.size))
-    return Header(ModelFile(cursor.path, cursor.size, mtime_ns), version, entries, tensors, cursor.buffer[:end])
+    return GgufFile(entries, tensors, (ModelFile(cursor.path, cursor.size, mtime_ns),), cursor.buffer[:end])
 
 
-def _preamble(cursor: Cursor) -> tuple[int, int, int]:
+def _preamble(cursor: Cursor) -> tuple[int, int]:
+    """Return the numbers of tensors and of metadata keys."""
     path, size = cursor.path, cursor.size
     if size == 0:
         raise fault(path, 0, "the file is empty", DOWNLOAD_AGAIN)
@@ -124,7 +132,7 @@ def _preamble(cursor: Cursor) -> tuple[int, int, int]:
             raise fault(path, offset, f"{n} {what} are claimed, more than {size} bytes can hold")
         if n > most:
             raise fault(path, offset, f"{n} {what} are claimed, more than any real model has")
-    return version, n_tensors, n_kv
+    return n_tensors, n_kv
 
 
 def _entry(cursor: Cursor, index: int, entries: dict[str, MetadataEntry]) -> None:

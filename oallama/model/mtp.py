@@ -6,7 +6,6 @@ so. It shares the model's embedding and output unless it has its own.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 from oallama.core.errors import UsageError
@@ -54,8 +53,8 @@ def mtp_model(gguf: GgufFile) -> GgufFile:
             named[name] = replace(tensor, name=name)
     alone = {f"{gguf.arch}.block_count": 1, f"{gguf.arch}.nextn_predict_layers": 0}
     entries = {key: _of_layer(entry, alone.get(key), layer, n_layer) for key, entry in gguf.entries.items()}
-    fingerprint = hashlib.sha256(f"mtp {gguf.fingerprint}".encode()).hexdigest()
-    return replace(gguf, entries=entries, tensors=tuple(named.values()), fingerprint=fingerprint)
+    raw = f"mtp {gguf.fingerprint}".encode()
+    return replace(gguf, entries=entries, tensors=tuple(named.values()), raw=raw)
 
 
 def _of_layer(entry: MetadataEntry, value: int | None, layer: int, n_layer: int) -> MetadataEntry:

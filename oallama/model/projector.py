@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oallama.core.errors import ModelFileError
-from oallama.model.gguf_file import CONVERT_AGAIN, fault, quoted
-from oallama.model.gguf_header import Header, read_header
+from oallama.model.gguf_file import CONVERT_AGAIN, GgufFile, quoted
+from oallama.model.gguf_header import read_header
 
 ARCH = "clip"
 F32_BYTES = 4
@@ -44,42 +44,34 @@ class Projector:
 
 def read_projector(path: str | os.PathLike[str]) -> Projector:
     """Read the header of a vision projector. Raises ModelFileError for any other file."""
-    header = read_header(os.fspath(path))
-    arch = header.entries.get("general.architecture")
-    if arch is None or arch.value != ARCH:
-        what = "has no architecture" if arch is None else f"is a model of architecture {quoted(str(arch.value))}"
-        raise ModelFileError(f"{header.file.path}: this {what}, not a vision projector; name the mmproj-… file")
-    sees = header.entries.get("clip.has_vision_encoder")
-    if sees is None or sees.value is not True:
-        raise ModelFileError(f"{header.file.path}: this projector has no vision encoder, and others are not supported")
-    edge, patch = _count(header, "image_size"), _count(header, "patch_size")
+    gguf = read_header(os.fspath(path))
+    arch = gguf.metadata.get("general.architecture")
+    if arch != ARCH:
+        what = "has no architecture" if arch is None else f"is a model of architecture {quoted(str(arch))}"
+        raise ModelFileError(f"{gguf.path}: this {what}, not a vision projector; name the mmproj-… file")
+    if gguf.metadata.get("clip.has_vision_encoder") is not True:
+        raise ModelFileError(f"{gguf.path}: this projector has no vision encoder, and others are not supported")
+    edge, patch = _count(gguf, "image_size"), _count(gguf, "patch_size")
     if patch > edge:
-        raise _fault(header, "clip.vision.patch_size", f"is {patch}, more than a picture's edge of {edge}")
-    pixels = max(edge**2, _count(header, "image_max_pixels", edge**2, MOST**2))
-    gated = any(tensor.name.endswith("ffn_gate.weight") for tensor in header.tensors)
+        message = f"the patches are {patch} pixels wide, more than a picture's edge of {edge}"
+        raise gguf.fault("clip.vision.patch_size", message, CONVERT_AGAIN)
+    pixels = max(edge**2, _count(gguf, "image_max_pixels", edge**2, MOST**2))
+    gated = any(tensor.name.endswith("ffn_gate.weight") for tensor in gguf.tensors)
     return Projector(
-        str(Path(header.file.path)),
-        sum(tensor.n_bytes for tensor in header.tensors),
+        str(Path(gguf.path)),
+        sum(tensor.n_bytes for tensor in gguf.tensors),
         max(edge, int(pixels**0.5)),
         pixels // patch**2,
-        _count(header, "embedding_length"),
-        _count(header, "feed_forward_length") * (2 if gated else 1),
-        _count(header, "attention.head_count"),
+        _count(gguf, "embedding_length"),
+        _count(gguf, "feed_forward_length") * (2 if gated else 1),
+        _count(gguf, "attention.head_count"),
     )
 
 
-def _count(header: Header, name: str, default: int | None = None, most: int = MOST) -> int:
+def _count(gguf: GgufFile, name: str, default: int | None = None, most: int = MOST) -> int:
     key = f"clip.vision.{name}"
-    entry = header.entries.get(key)
-    if entry is None:
-        if default is not None:
-            return default
-        raise _fault(header, key, "is missing")
-    if type(entry.value) is not int or not 0 < entry.value <= most:
-        raise _fault(header, key, f"is {quoted(str(entry.value))}, but must be a number from 1 to {most}")
-    return entry.value
-
-
-def _fault(header: Header, key: str, what: str) -> ModelFileError:
-    entry = header.entries.get(key)
-    return fault(header.file.path, entry.offset if entry else 0, f"{quoted(key)} {what}", CONVERT_AGAIN)
+    value = gguf.metadata.get(key, default)
+    if type(value) is not int or not 0 < value <= most:
+        stated = "missing" if value is None else quoted(str(value))
+        raise gguf.fault(key, f"{quoted(key)} is {stated}, but must be a number from 1 to {most}", CONVERT_AGAIN)
+    return value

@@ -10,53 +10,46 @@ import math
 import re
 
 from oallama.model.gguf_file import CONVERT_AGAIN, GgufArray, GgufFile, quoted
-from oallama.model.gguf_types import LLAMA_MAX_EXPERTS, LLAMA_MAX_LAYERS
 from oallama.model.hyperparameters import Hyperparameters, hyperparameters, number
 from oallama.model.roles import tensor_role
 from oallama.model.validate_tensors import validate_tensors
 from oallama.model.validate_tokenizer import validate_tokenizer
+
+LLAMA_MAX_LAYERS = 512
+LLAMA_MAX_EXPERTS = 1024
+"""Numbers above which llama.cpp 0.3.36 aborts (llama-hparams.h)."""
 
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _INT32_MAX = 2**31 - 1
 _MAX_WIDTH = 1 << 20  # bound on the width of a residual stream or a head; the widest known model has 2^14
 _MAX_FF = 1 << 24  # a feed-forward length may also be as great as the greatest extent of a tensor
 
-# Key without its architecture, least and greatest value, whether it is required.
-_COUNTS: tuple[tuple[str, int, int, bool], ...] = (
-    ("block_count", 1, LLAMA_MAX_LAYERS, True),
-    ("context_length", 1, _INT32_MAX, True),
-    ("embedding_length", 1, _MAX_WIDTH, True),
-    ("vocab_size", 0, _INT32_MAX, False),
-    ("expert_count", 0, LLAMA_MAX_EXPERTS, False),
-    ("expert_group_count", 0, LLAMA_MAX_EXPERTS, False),
-    ("expert_group_used_count", 0, LLAMA_MAX_EXPERTS, False),
-    ("expert_shared_count", 0, LLAMA_MAX_EXPERTS, False),
-    ("expert_shared_feed_forward_length", 0, _MAX_FF, False),
-    ("experts_per_group", 0, LLAMA_MAX_EXPERTS, False),
-    ("leading_dense_block_count", 0, LLAMA_MAX_LAYERS, False),
-    ("nextn_predict_layers", 0, LLAMA_MAX_LAYERS, False),
-    ("interleave_moe_layer_step", 0, LLAMA_MAX_LAYERS, False),
-    ("full_attention_interval", 0, _INT32_MAX, False),
-    ("attention.key_length", 0, _MAX_WIDTH, False),
-    ("attention.value_length", 0, _MAX_WIDTH, False),
-    ("attention.key_length_mla", 0, _MAX_WIDTH, False),
-    ("attention.value_length_mla", 0, _MAX_WIDTH, False),
-    ("attention.key_length_swa", 0, _MAX_WIDTH, False),
-    ("attention.value_length_swa", 0, _MAX_WIDTH, False),
-    ("attention.q_lora_rank", 0, _MAX_WIDTH, False),
-    ("attention.kv_lora_rank", 0, _MAX_WIDTH, False),
-    ("attention.sliding_window", 0, _INT32_MAX, False),
-    ("attention.output_group_count", 0, _INT32_MAX, False),
-    ("rope.dimension_count", 0, _MAX_WIDTH, False),
-    ("ssm.conv_kernel", 0, _MAX_WIDTH, False),
-    ("ssm.inner_size", 0, _MAX_FF, False),
-    ("ssm.state_size", 0, _MAX_WIDTH, False),
-    ("ssm.time_step_rank", 0, _MAX_WIDTH, False),
-    ("ssm.group_count", 0, _MAX_WIDTH, False),
-    ("wkv.head_size", 0, _MAX_WIDTH, False),
-)
+_REQUIRED_COUNTS = {
+    "block_count": LLAMA_MAX_LAYERS,
+    "context_length": _INT32_MAX,
+    "embedding_length": _MAX_WIDTH,
+}
+"""Keys without their architecture, which must be present and above 0, and their greatest values."""
 
-# Keys that llama.cpp divides by in these architectures. In others they may be zero, and are where it saved a model.
+_COUNTS: dict[int, tuple[str, ...]] = {
+    LLAMA_MAX_LAYERS: ("leading_dense_block_count", "nextn_predict_layers", "interleave_moe_layer_step"),
+    LLAMA_MAX_EXPERTS: (
+        "expert_count", "expert_group_count", "expert_group_used_count", "expert_shared_count", "experts_per_group"
+    ),
+    _MAX_WIDTH: (
+        "attention.key_length", "attention.value_length", "attention.key_length_mla", "attention.value_length_mla",
+        "attention.key_length_swa", "attention.value_length_swa", "attention.q_lora_rank", "attention.kv_lora_rank",
+        "rope.dimension_count", "ssm.conv_kernel", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count",
+        "wkv.head_size",
+    ),
+    _MAX_FF: ("ssm.inner_size", "expert_shared_feed_forward_length"),
+    _INT32_MAX: (
+        "vocab_size", "full_attention_interval", "attention.sliding_window", "attention.output_group_count"
+    ),
+}  # fmt: skip
+"""Optional keys by their greatest value."""
+
+# Keys that llama.cpp divides by in these architectures. In others they may be zero, as in models that it saved.
 _DELTA_NET = frozenset({"qwen3next", "qwen35", "qwen35moe", "qwen4exp"})
 _MAMBA2 = frozenset({"mamba2", "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe"})
 _STATE_SPACE = _DELTA_NET | _MAMBA2 | {"mamba", "jamba", "plamo2"}
@@ -73,14 +66,14 @@ _DIVISORS: tuple[tuple[str, frozenset[str]], ...] = (
     ("wkv.head_size", frozenset({"rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})),
 )
 
-# Counts that may be one number or one per layer.
-_LAYER_COUNTS: tuple[tuple[str, int], ...] = (
-    ("attention.head_count", _MAX_WIDTH),
-    ("attention.head_count_kv", _MAX_WIDTH),
-    ("feed_forward_length", _MAX_FF),
-    ("expert_feed_forward_length", _MAX_FF),
-    ("expert_used_count", LLAMA_MAX_EXPERTS),
-)
+_LAYER_COUNTS = {
+    "attention.head_count": _MAX_WIDTH,
+    "attention.head_count_kv": _MAX_WIDTH,
+    "feed_forward_length": _MAX_FF,
+    "expert_feed_forward_length": _MAX_FF,
+    "expert_used_count": LLAMA_MAX_EXPERTS,
+}
+"""Counts that may be one number or one per layer, and their greatest values."""
 
 _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon")
 _WITHOUT_ROPE = frozenset({"glm5-next", "kimi-linear", "kimi-k3"})  # latent attention that turns nothing
@@ -90,13 +83,16 @@ _ROPE_SCALING = ("none", "linear", "yarn", "longrope")
 def validate(gguf: GgufFile) -> None:
     """Raise ModelFileError for the first fault in metadata or tensors that llama.cpp does not handle safely."""
     arch = _architecture(gguf)
-    for key, least, most, required in _COUNTS:
-        _count(gguf, f"{arch}.{key}", least, _most(gguf, key, most), required)
+    for key, most in _REQUIRED_COUNTS.items():
+        _count(gguf, f"{arch}.{key}", 1, most)
+    for most, keys in _COUNTS.items():
+        for key in keys:
+            _count(gguf, f"{arch}.{key}", 0, _most(gguf, key, most))
     for key, architectures in _DIVISORS:
         entry = gguf.entries.get(f"{arch}.{key}")
         if arch in architectures and entry and entry.value == 0:
             raise gguf.fault(f"{arch}.{key}", f"{quoted(f'{arch}.{key}')} is 0, and llama.cpp divides by it")
-    for key, most in _LAYER_COUNTS:
+    for key, most in _LAYER_COUNTS.items():
         _layer_counts(gguf, f"{arch}.{key}", _most(gguf, key, most), number(gguf, "block_count"))
     _floats(gguf, arch)
     h = hyperparameters(gguf)
@@ -135,8 +131,9 @@ def _most(gguf: GgufFile, key: str, most: int) -> int:
     return min(max(most, *extents) if gguf.tensors else most, _INT32_MAX)
 
 
-def _count(gguf: GgufFile, key: str, least: int, most: int, required: bool) -> None:
-    entry = gguf.entry(key, "uint32", required)
+def _count(gguf: GgufFile, key: str, least: int, most: int) -> None:
+    """Check a count; one that may not be 0 must be present."""
+    entry = gguf.entry(key, "uint32", required=least > 0)
     if entry is not None and not least <= entry.value <= most:
         raise gguf.fault(key, f"{quoted(key)} is {entry.value}, not within {least} to {most}")
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from oallama.core.types import CPU_DEVICE, Operator, StockOptions
 from oallama.device.load_params import LoadSettings
-from oallama.model.gguf_types import LLAMA_MAX_LAYERS
+from oallama.model.validate import LLAMA_MAX_LAYERS
 from oallama.plan.export import stock_flags
 from oallama.planner.placement import Placement, n_gpu_layers
 

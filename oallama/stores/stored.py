@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oallama.core.errors import ModelFileError
-from oallama.model.gguf_header import Header, read_header
+from oallama.model.gguf_file import GgufFile
+from oallama.model.gguf_header import read_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +64,25 @@ def described(models: Iterable[StoredModel], faults: Iterable[Fault]) -> tuple[l
 def quantisation(path: Path) -> str:
     """Quantisation that the header states (general.file_type), else the type of most of its bytes. Raises
     ModelFileError."""
-    header = read_header(str(path))
-    return _named(header) or _of_most_bytes(header)
+    gguf = read_header(str(path))
+    return _named(gguf) or _of_most_bytes(gguf)
 
 
-def _named(header: Header) -> str:
+def _named(gguf: GgufFile) -> str:
     from gguf import LlamaFileType
 
-    entry = header.entries.get("general.file_type")
+    number = gguf.metadata.get("general.file_type")
     try:
-        return LlamaFileType(entry.value).name.removeprefix("MOSTLY_").removeprefix("ALL_") if entry else ""
-    except ValueError:  # a later one, or no number
+        name: str = LlamaFileType(number).name
+    except ValueError:  # missing, a later one, or no number
         return ""
+    return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
 
-def _of_most_bytes(header: Header) -> str:
+def _of_most_bytes(gguf: GgufFile) -> str:
     n_bytes: Counter[str] = Counter()
-    for tensor in header.tensors:
+    for tensor in gguf.tensors:
         n_bytes[tensor.type] += tensor.n_bytes
     if not n_bytes:
-        raise ModelFileError(f"{header.file.path}: no tensors")
+        raise ModelFileError(f"{gguf.path}: no tensors")
     return n_bytes.most_common(1)[0][0]

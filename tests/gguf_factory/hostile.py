@@ -350,18 +350,10 @@ def split(no: int, key: str, number: int, type: str = "uint16") -> Callable[[lis
 SPLITS: dict[str, tuple[str, Callable[[list[RawGguf]], Any]]] = {
     "part missing": ("model-00002-of-00002.gguf of this split", lambda parts: parts.pop()),
     "part count above the name": ("is not named as such", split(0, "split.count", 65535)),
-    "part count as uint32": ("split.count is a uint32", split(0, "split.count", 2, "uint32")),
+    "part count as uint32": ("'split.count' is of type uint32 instead of uint16", split(0, "split.count", 2, "uint32")),
     "parts in the wrong order": ("split.no is 1 instead of 0", split(0, "split.no", 1)),
     "part of another split": ("split.count is 3 instead of 2", split(1, "split.count", 3)),
     "part without a number": ("split.no is missing", lambda parts: parts[1].metadata.pop("split.no")),
-    "part of another number of blocks": (
-        "'llama.block_count' is '2' in this part, '1' in the first one",
-        split(1, "llama.block_count", 2, "uint32"),
-    ),
-    "part of another architecture": (
-        "this part is of architecture 'gpt2'",
-        lambda parts: parts[1].set("general.architecture", "gpt2", "string"),
-    ),
     "parts with fewer tensors": (
         "states 99 tensors but the parts hold 12",
         split(0, "split.tensors.count", 99, "int32"),
