@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from oallama.core.errors import UsageError
-from oallama.device.spec import parse_cpus
+from oallama.device.cpu import parse_cpus
 
 POOL = Path(__file__).with_name("rpc_pool.py")
 REAL = "emulated:vram=2GiB,scale=1,values=real"

@@ -32,7 +32,7 @@ from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.plugins import load_offered
 from oallama.core.types import DecodeStep
-from oallama.device.spec import parse_cpus
+from oallama.device.cpu import parse_cpus
 
 if TYPE_CHECKING:
     from oallama.bench.ab import Bench, Start
@@ -292,7 +292,6 @@ def command(
     from oallama.bench.ab import run_bench
     from oallama.bench.arms import ArmMaker
     from oallama.bench.prepare import bench_tests, default_arms, prepare, shared_setting
-    from oallama.device.emulated_link import check_core
     from oallama.placer import Placer
     from oallama.profile.acceptance import PUBLISHED
 
@@ -303,7 +302,6 @@ def command(
     check_result(results.output[1])
     tests = bench_tests(timed.n_prompt, timed.n_gen, timed.pairs, timed.n_depth)
     placer = Placer.of_file(model, options, profile)
-    check_core(placer.device)
     note_unused(placer)
     setting = shared_setting(placer, tests, cpus or (), requests.n_parallel)
     auto = partial(tuned_arm, refresh=refresh_gate) if gate else None

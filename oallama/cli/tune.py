@@ -63,7 +63,6 @@ def command(
     context and with half of it filled; run, chat and serve use the result of the nearest class. If earlier runs took
     other times than predicted, plans use the measured times. Results are kept if Ctrl-C or the time limit ends tuning.
     """
-    from oallama.device.emulated_link import check_core
     from oallama.placer import Placer
     from oallama.placer.tuned import in_tuned_context
     from oallama.tuned.classes import class_of, classes_in
@@ -75,7 +74,6 @@ def command(
                 "no GPU found, so there is nothing to tune: `oallama profile` times the CPU; give --device NAME, "
                 "e.g. emulated:rtx3060"
             )
-        check_core(placer.device)
         if step.spec == "ngram":
             raise UsageError("--spec ngram is not tuned: how often text repeats depends on the text; leave it out")
         placer.drafter = step.drafter(placer)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 SAME_KIND = 0.8  # share of the fastest core's speed: clocks of one kind differ by less, of two kinds by more
 MOST_CPUS = 1 << 16
+_CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
 def default_threads(root: Path = Path("/")) -> int:
@@ -54,7 +56,7 @@ def core_kinds(root: Path, allowed: Iterable[int]) -> tuple[tuple[int, ...], ...
 
 def _listed_speeds(root: Path, cpus: Sequence[int]) -> dict[int, float]:
     """Return 2 for a performance core, 1 for an efficiency core; empty without both kinds."""
-    fast, slow = (_cpu_list(root / f"sys/devices/{name}/cpus") for name in ("cpu_core", "cpu_atom"))
+    fast, slow = (_read_cpus(root / f"sys/devices/{name}/cpus") for name in ("cpu_core", "cpu_atom"))
     if not fast or not slow or not fast | slow >= set(cpus):
         return {}
     return {cpu: 2.0 if cpu in fast else 1.0 for cpu in cpus}
@@ -69,16 +71,27 @@ def _kernel_speeds(root: Path, cpus: Sequence[int], name: str) -> dict[int, floa
     return speeds if all(0 < speed < math.inf for speed in speeds.values()) else {}
 
 
-def _cpu_list(path: Path) -> set[int]:
-    """Read text such as 0-3,8 as {0, 1, 2, 3, 8}; empty without the file."""
-    cpus: set[int] = set()
+def _read_cpus(path: Path) -> set[int]:
+    """Return the CPUs in one of the kernel's lists; empty without the file."""
     try:
-        for part in path.read_text().strip().split(","):
-            first, _, last = part.partition("-")
-            cpus.update(range(int(first), min(int(last or first), MOST_CPUS) + 1))
+        return set(parse_cpus(path.read_text()))
     except (OSError, ValueError):
         return set()
-    return cpus
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """Parse a CPU list in taskset's form (`0,2-3`) to sorted distinct numbers. Raises ValueError on anything else."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        match = _CPU_RANGE.fullmatch(part.strip())
+        if not match:
+            raise ValueError(f"{text[:100]!r} is not a CPU list; write e.g. 0,2-3")
+        first = int(match[1])
+        last = int(match[2] or first)
+        if not first <= last < MOST_CPUS:
+            raise ValueError(f"{part.strip()!r} is not a CPU range; write e.g. 2-3")
+        cpus.update(range(first, last + 1))
+    return tuple(sorted(cpus))
 
 
 def allowed_cpus() -> set[int]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from oallama.core.errors import BridgeError, DeviceError, UsageError
 from oallama.core.types import DeviceInfo
@@ -18,11 +14,9 @@ from oallama.core.units import format_bytes
 from oallama.device.emulated import DEVICE_NAME, Emulated, all_parameters
 from oallama.device.load_params import load_bridge
 from oallama.device.rpc_link import device_info
-from oallama.device.spec import DeviceSpec
 
 EMULATED_BACKEND = "Emulated"  # registry name of libggml-emulated
 MOST_LATE = 0.01  # of the time that passed: more, and what was measured is not a card's time
-CORE_WAIT_S = 1.0  # a device without work gives its core back within a tenth of that
 
 
 def open_emulated(specs: Sequence[Emulated]) -> tuple[list[DeviceInfo], Callable[[], None]]:
@@ -72,47 +66,6 @@ def check_room(spec: Emulated, memory_bytes: int) -> None:
             f"--device {spec}: real values of {format_bytes(memory_bytes)} do not fit into this machine's "
             f"{format_bytes(available)}; use a smaller vram=, or values=drawn, which computes nothing"
         )
-
-
-def check_core(spec: DeviceSpec) -> None:
-    """Raise DeviceError if another process's emulated device keeps the core of this one, as a stopped process does:
-    times measured meanwhile would not be a card's. No device of this process may work meanwhile."""
-    if spec.emulated is None or spec.emulated.cpus is None:
-        return
-    # whose lock is the core (native/emulated/shared_core.cpp)
-    path = Path(f"/dev/shm/oallama-emulated-{os.geteuid()}-cpu{spec.emulated.cpus}")
-    try:
-        file = path.open("rb")
-    except OSError:  # nobody ever used it, or what is wrong with it is said when the device is opened
-        return
-    with file:
-        end_s = time.monotonic() + CORE_WAIT_S
-        while not _is_free(file):
-            if time.monotonic() > end_s:
-                raise DeviceError(
-                    f"another emulated device uses core {spec.emulated.cpus}{_holder(file)}; "
-                    "end that process, or name another core with cpus="
-                )
-            time.sleep(CORE_WAIT_S / 20)
-
-
-def _is_free(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _holder(file: IO[bytes]) -> str:
-    """Return who has locked an open file, as ", of process 123"; "" if unknown."""
-    inode = f":{os.fstat(file.fileno()).st_ino}"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
-            fields = line.split()
-            if fields[1] == "FLOCK" and fields[5].endswith(inode):
-                return f", of process {fields[4]}"
-    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from oallama.core.errors import UnknownDevice
 from oallama.core.types import DeviceInfo
@@ -12,7 +12,7 @@ from oallama.core.units import format_bytes
 from oallama.device.emulated_link import EMULATED_BACKEND, open_emulated
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import load_bridge
-from oallama.device.rpc_link import RpcLink, connect, device_info
+from oallama.device.rpc_link import connect, device_info
 from oallama.device.spec import DeviceSpec, parse_device
 
 NO_DEVICE = "none"
@@ -103,41 +103,24 @@ def open_device(spec: DeviceSpec | str | None) -> Iterator[OpenDevice]:
 def open_now(spec: DeviceSpec) -> OpenDevice:
     """Like open_device, but the caller closes the device, and defers a Ctrl-C that the process survives until then.
     Raises the same."""
-    if spec.others and spec.servers:
-        return _open_beside_servers(spec)
-    if spec.kind == "rpc":
-        link = connect(spec.endpoint)
-        return OpenDevice(link.info.name, link.info, spec, link.close)
-    if spec.emulated is not None:
-        (info, *others), close_emulated = open_emulated([device.emulated for device in spec.each if device.emulated])
-        return OpenDevice(info.name, info, spec, close=close_emulated, others=tuple(others))
-    if spec.is_none:
-        return OpenDevice(NO_DEVICE, None, spec)
-    devices = list_devices()
-    if spec.kind == "auto":
-        chosen = first_gpu(devices)
-        name = chosen.name if chosen else NO_DEVICE
-        return OpenDevice(name, chosen, spec)
-    info, *others = (_named(device, devices) for device in spec.each)
-    return OpenDevice(info.name, info, spec, others=tuple(others))
-
-
-def _open_beside_servers(spec: DeviceSpec) -> OpenDevice:
-    """Open local devices and the RPC servers after them."""
-    local = open_now(replace(spec, others=tuple(device for device in spec.others if device.kind != "rpc")))
-    links: list[RpcLink] = []
-
-    def close() -> None:
-        for link in reversed(links):
-            link.close()
-        local.close()
-
-    try:
-        links += (connect(device.endpoint) for device in spec.servers)
-    except BaseException:
-        close()
-        raise
-    return replace(local, spec=spec, close=close, others=(*local.others, *(link.info for link in links)))
+    local = tuple(device for device in spec.each if not device.is_remote)
+    with contextlib.ExitStack() as opened:
+        infos: list[DeviceInfo] = []
+        if spec.kind == "auto":
+            gpu = first_gpu(list_devices())
+            infos = [gpu] if gpu else []
+        elif spec.is_emulated:
+            infos, close = open_emulated([device.emulated for device in local if device.emulated])
+            opened.callback(close)
+        elif local and not spec.is_none:
+            devices = list_devices()
+            infos = [_named(device, devices) for device in local]
+        for server in spec.servers:
+            link = connect(server.endpoint)
+            opened.callback(link.close)
+            infos.append(link.info)
+        name, first = (infos[0].name, infos[0]) if infos else (NO_DEVICE, None)
+        return OpenDevice(name, first, spec, opened.pop_all().close, tuple(infos[1:]))
 
 
 def _named(spec: DeviceSpec, devices: list[DeviceInfo]) -> DeviceInfo:

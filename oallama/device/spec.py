@@ -16,8 +16,6 @@ DeviceKind = Literal["auto", "none", "ggml", "rpc", "emulated"]
 FORMS = f"a ggml device name such as CUDA0, rpc://host:port, {emulated.FORM}, auto or none"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]*")
 _ENDPOINT = re.compile(r"(?P<host>[A-Za-z0-9._\-]+):(?P<port>\d{1,5})")
-_CPUS_TEXT = 4096  # characters of a CPU list
-_CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,23 +150,6 @@ def device_for_plan(requested: str | None, planned: str) -> str:
             f"the plan uses {n_planned} devices, but --device names {n_asked}; name as many, or plan again"
         )
     return planned if n_planned < n_asked else requested
-
-
-def parse_cpus(text: str) -> tuple[int, ...]:
-    """Parse a CPU list in taskset's form (`0,2-3`) to sorted distinct numbers. Raises ValueError on anything else."""
-    cpus: set[int] = set()
-    if len(text) > _CPUS_TEXT:
-        raise ValueError(f"a CPU list of {len(text)} characters is too long; write e.g. 0,2-3")
-    for part in text.split(","):
-        match = _CPU_RANGE.fullmatch(part.strip())
-        if not match:
-            raise ValueError(f"{text!r} is not a CPU list; write e.g. 0,2-3")
-        first = int(match[1])
-        last = int(match[2] or first)
-        if last < first or last - first >= 4096:
-            raise ValueError(f"{part.strip()!r} is not a CPU range; write e.g. 2-3")
-        cpus.update(range(first, last + 1))
-    return tuple(sorted(cpus))
 
 
 def _endpoint(text: str) -> str:

@@ -1,7 +1,6 @@
 """Devices: what `--device` says and becomes, cards that are known by name, the emulated device, and what tells a device
 from another. No native code here."""
 
-import fcntl
 import json
 import os
 from dataclasses import asdict, replace
@@ -21,7 +20,6 @@ from oallama.device.card import Host
 from oallama.device.cards import CARDS, USUAL_CARDS, USUAL_PC, pc, preset
 from oallama.device.cpu import allowed_cpus
 from oallama.device.emulated import Emulated, card_of, parameters_of, parse_emulated
-from oallama.device.emulated_link import check_core
 from oallama.device.identity import KnownDevice, driver_files, found_gpus, identity_of, known_device, known_of
 from oallama.device.opening import OpenDevice
 from oallama.device.spec import DeviceSpec, parse_device
@@ -222,23 +220,6 @@ def test_the_device_gets_a_core_that_computing_does_not_use(monkeypatch):
 
 def case(device, layout, mul_mat, n_tokens, seconds):
     return ProfileCase(device, layout, mul_mat, n_tokens, 0, seconds, (seconds,))
-
-
-def test_a_core_that_another_process_keeps_is_told_with_that_process():
-    spec = parse_device("emulated:rtx3060")
-    spec = replace(spec, emulated=replace(spec.emulated, cpus="of this test"))
-    check_core(spec)  # nobody ever used it
-    path = Path(
-        f"/dev/shm/oallama-emulated-{os.geteuid()}-cpuof this test"
-    )  # as native/emulated/shared_core.cpp names it
-    try:
-        with path.open("wb") as file:
-            check_core(spec)
-            fcntl.flock(file, fcntl.LOCK_EX)
-            with pytest.raises(DeviceError, match=rf"of this test, of process {os.getpid()}; end that process"):
-                check_core(spec)
-    finally:
-        path.unlink()
 
 
 def test_the_host_beside_a_card_has_its_best_rates():
