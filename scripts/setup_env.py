@@ -29,7 +29,8 @@ sys.path.insert(0, str(ROOT))
 from oallama.core.units import format_seconds  # noqa: E402
 from oallama.setup import vulkan  # noqa: E402
 from oallama.setup.console import Console, capture, guarded, lock, run  # noqa: E402
-from oallama.setup.install import Installer, asked_backend  # noqa: E402
+from oallama.setup.gpu import asked_backend  # noqa: E402
+from oallama.setup.install import Installer  # noqa: E402
 from oallama.setup.uv import package_environment  # noqa: E402
 
 LOCKS = ("scripts/locked.txt", "oallama/setup/locked.txt")

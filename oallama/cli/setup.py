@@ -28,7 +28,8 @@ def command(context: click.Context, llama_cpp: str | None, sha256: str | None, r
     """
     from oallama.core.units import format_seconds
     from oallama.setup.console import Console, guarded, lock
-    from oallama.setup.install import Installer, asked_backend
+    from oallama.setup.gpu import asked_backend
+    from oallama.setup.install import Installer
 
     env, start_s = {"PATH": os.defpath, **os.environ}, time.monotonic()
     console = Console(sys.stderr, cache_folder(env) / "setup.log")

@@ -1,13 +1,12 @@
 """Compiles llama.cpp, its libraries and programs, for this CPU, this compiler and these flags.
 
-A build is kept in the cache, `stock/<key>`: `bin`, recipe.json once it is complete, selftest.json once it was tested.
+A build is kept in the cache, `stock/<key>`: `bin`, and recipe.json once it is complete.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shlex
 import shutil
@@ -21,7 +20,7 @@ from oallama.core.files import cache_folder, write_whole
 from oallama.core.temporary import temporary_folder
 from oallama.setup.console import Console, SetupError, Step, run
 from oallama.setup.gpu import GpuBackend
-from oallama.setup.machine import Compiler, Cpu, build_jobs, is_own, platform_tag
+from oallama.setup.machine import Compiler, Cpu, build_jobs, check_own, platform_tag
 from oallama.setup.prebuilt import digest, fetch, unpack
 from oallama.setup.uv import find_uv, package_environment
 
@@ -49,8 +48,6 @@ SOURCE = SourcePackage(
 PROGRAMS = ("llama-bench", "llama-server", "llama-cli", "ggml-rpc-server", "test-backend-ops")
 CORE_MINUTES = {"cpu": 17, "vulkan": 29}  # on a 2-core machine
 CORE_MINUTES_OTHER = 50
-DISK_BYTES = {"cpu": 3 * 10**9}  # free disk space for a build
-DISK_BYTES_GPU = 6 * 10**9
 RELEASE_FLAGS = (f"-DLLAMA_BUILD_NUMBER={LLAMA_CPP_BUILD}", f"-DLLAMA_BUILD_COMMIT={SOURCE.release}")
 """Build information that the package lacks, unlike a repository."""
 _FLAGS = (
@@ -94,21 +91,8 @@ class Build:
         have written them: they run as this user."""
         if not (self.place / "recipe.json").is_file():
             return None
-        for path in (self.place, self.place / "bin", *(self.place / "bin").iterdir()):
-            if not path.is_symlink() and not is_own(path.stat(), os.getuid()):
-                raise SetupError(f"other users can write to {path}: remove {self.place} to build it again")
+        check_own(self.place)
         return self.place / "bin"
-
-    def outcome(self) -> dict[str, str]:
-        """Layout -> result of its last self-test; empty before a self-test."""
-        try:
-            read = json.loads((self.place / "selftest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return {str(layout): str(result) for layout, result in read.items()} if isinstance(read, dict) else {}
-
-    def keep_outcome(self, outcome: Mapping[str, str]) -> None:
-        write_whole(self.place / "selftest.json", json.dumps(dict(outcome)))
 
 
 def pinned_version() -> str:
@@ -157,8 +141,6 @@ def compile_build(console: Console, step: Step, build: Build, python: Path, env:
             shutil.rmtree(other, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
     name, folder = build.backend.name, work / "build"
-    if not folder.exists():
-        need_space(work, DISK_BYTES.get(name, DISK_BYTES_GPU))
     jobs = build_jobs(env)
     minutes = max(1, round(CORE_MINUTES.get(name, CORE_MINUTES_OTHER) / jobs))
     step.announce(f"fetching and compiling llama.cpp, {jobs} jobs: about {minutes} min, once")
@@ -241,13 +223,3 @@ def install_bindings(python: Path, env: Mapping[str, str], *options: str) -> lis
     command = [find_uv(python, env), "pip", "install", "--python", str(python), "--no-deps", *options]
     command += ["--no-binary", BINDINGS, "--config-settings-package", f"{BINDINGS}:wheel.cmake=false"]
     return [*command, "--constraint", str(LOCK), "--build-constraint", str(LOCK), f"{BINDINGS}=={pinned_version()}"]
-
-
-def need_space(folder: Path, n_bytes: int) -> None:
-    """Raise SetupError if the disk of `folder` has less room than a build takes."""
-    free = shutil.disk_usage(folder).free
-    if free < n_bytes:
-        raise SetupError(
-            f"the build needs {n_bytes / 1e9:.0f} GB in {folder.parent}, but {free / 1e9:.1f} GB are free: "
-            "free disk space, or set OALLAMA_CACHE_DIR to a folder on another disk"
-        )

@@ -33,20 +33,21 @@ class Missing:
     card: bool = False
 
 
-def known_choice(wish: str) -> str:
-    """Return a valid wish. Raises UsageError for an unknown choice."""
+def asked_backend(env: Mapping[str, str]) -> str:
+    """Return OALLAMA_BACKEND, by default `auto`. Raises UsageError for an unknown choice."""
+    wish = env.get("OALLAMA_BACKEND", "").strip().lower() or "auto"
     if wish not in CHOICES:
         raise UsageError(f"unknown OALLAMA_BACKEND={wish}: choose from {', '.join(CHOICES)}")
     return wish
 
 
 def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str) -> GpuBackend:
-    """Return the back end to build, from OALLAMA_BACKEND (`wish`) and this machine's drivers.
+    """Return the back end to build, from asked_backend (`wish`) and this machine's drivers.
 
     `cxx` checks for headers; `cmake_args` (the user's CMAKE_ARGS) may name the architecture of a card that does not
-    answer here. Raises UsageError for an unknown choice, SetupError if it cannot be built.
+    answer here. Raises SetupError if it cannot be built.
     """
-    if known_choice(wish) == "cpu":
+    if wish == "cpu":
         return GpuBackend("cpu", "CPU build, as OALLAMA_BACKEND=cpu requests")
     finders: dict[str, Callable[[], GpuBackend | Missing]] = {
         "cuda": lambda: _cuda(env, cmake_args, wish == "cuda"),

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +20,7 @@ from ggml_bridge.library import INSTALLED, LIB_PATH_VARIABLE
 from oallama.core.files import cache_folder, write_whole
 from oallama.setup.build import SOURCE, Build, Variant, compile_build, install_bindings, make_build, pinned_version
 from oallama.setup.console import Console, SetupError, lock, run
-from oallama.setup.gpu import GpuBackend, choose_backend, gpu_hint, known_choice
+from oallama.setup.gpu import GpuBackend, choose_backend, gpu_hint
 from oallama.setup.machine import Compiler, check_compiler, find_compiler, this_cpu
 from oallama.setup.prebuilt import check_machine, put, take
 from oallama.setup.uv import package_environment
@@ -56,11 +54,6 @@ class Installed:
     notes: list[str]
 
 
-def asked_backend(env: Mapping[str, str]) -> str:
-    """Return OALLAMA_BACKEND, by default `auto`. Raises UsageError for an unknown value."""
-    return known_choice(env.get("OALLAMA_BACKEND", "").strip().lower() or "auto")
-
-
 def next_variant(variant: Variant, bad: Mapping[str, str], has_amx: bool, auto: bool) -> Variant | None:
     """Return the variant to build after a failure (`bad`: layout -> fault); None after the last one.
 
@@ -91,12 +84,15 @@ class Installer:
         return find_compiler(self.env)
 
     def installed(self) -> Installed | None:
-        """Record of the finished setup of this environment; None without one."""
+        """Record of the finished setup of this environment; None without one, or for other needs than today's."""
+        record = self._last()
+        return record if record and record.asked == self.asked(record.given) else None
+
+    def _last(self) -> Installed | None:
         try:
-            record = Installed(**json.loads((self.prefix / STAMP).read_text(encoding="utf-8")))
+            return Installed(**json.loads((self.prefix / STAMP).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
-        return record if record.asked == self.asked(record.given) else None
 
     def libraries(self) -> Path:
         """The folder of llama.cpp's libraries and programs in this environment."""
@@ -114,20 +110,13 @@ class Installer:
     def run(self, given: str | None = None, sha256: str | None = None, refresh: bool = False) -> Installed:
         """Install the given llama.cpp, else the one given before, else a build for this machine. refresh: compile or
         test again. Raises SetupError, and then leaves the installed llama.cpp."""
-        previous = self.installed()
         if given is None and not refresh:
-            if previous is not None:
-                return previous
-            given = self._given_before()
-        record = self._prebuilt(given, sha256) if given else self._compiled(refresh)
+            if (record := self.installed()) is not None:
+                return record
+            given = last.given if (last := self._last()) else None
+        record = self._prebuilt(given, sha256) if given else self._compiled()
         write_whole(self.prefix / STAMP, json.dumps(asdict(record), indent=1))
         return record
-
-    def _given_before(self) -> str | None:
-        try:
-            return str(json.loads((self.prefix / STAMP).read_text(encoding="utf-8"))["given"]) or None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
 
     def _prebuilt(self, given: str, sha256: str | None) -> Installed:
         with self.console.step("llama.cpp", f"taking {given}") as step:
@@ -135,14 +124,13 @@ class Installer:
                 folder = take(given, sha256, self.cache, step)
             check_machine(folder)
             step.result = f"taken from {folder}"
-        with self._placed(folder) as keep:
-            layouts = self._test()
-            if bad := _failures(layouts):
-                raise SetupError(f"the llama.cpp in {folder} does not work on this machine: {_told(bad)}")
-            keep(layouts)
+        layouts = self._test(folder)
+        if bad := _failures(layouts):
+            raise SetupError(f"the llama.cpp in {folder} does not work on this machine: {_told(bad)}")
+        self._put(folder, layouts)
         return Installed(self.asked(given), str(folder), given, "prebuilt", layouts, [])
 
-    def _compiled(self, refresh: bool) -> Installed:
+    def _compiled(self) -> Installed:
         check_compiler(self.compiler, self.env)
         with self.console.step("machine", "looking for GPUs") as step:
             backend = choose_backend(self.wish, self.env, self.compiler.cxx, self.env.get("CMAKE_ARGS", ""))
@@ -151,19 +139,13 @@ class Installer:
         variant: Variant | None = Variant(backend, amx=self.amx)
         while variant:
             build = make_build(variant, self.cpu, self.compiler, self.cache, self.env)
-            outcome = {} if refresh else build.outcome()
-            bad = _failures(outcome) or self._build(build)
-            if not bad:
-                assert build.folder is not None
-                with self._placed(build.folder) as keep:
-                    if not outcome:
-                        outcome = self._test()
-                        if UNUSABLE not in outcome:  # a driver's library may be present next time
-                            build.keep_outcome(outcome)
-                    bad = _failures(outcome)
-                    if not bad:
-                        keep(outcome)
-                        return Installed(self.asked(""), str(build.folder), "", variant.backend.name, outcome, notes)
+            bad = self._build(build)
+            if build.folder is not None:
+                layouts = self._test(build.folder)
+                bad = _failures(layouts)
+                if not bad:
+                    self._put(build.folder, layouts)
+                    return Installed(self.asked(""), str(build.folder), "", variant.backend.name, layouts, notes)
             following = next_variant(variant, bad, self.cpu.has_amx, self.wish == "auto")
             if following:
                 notes.append(f"{variant} does not work ({_told(bad)}); using {following}")
@@ -190,40 +172,25 @@ class Installer:
                 step.result = f"{what} compiled"
         return {}
 
-    @contextmanager
-    def _placed(self, folder: Path) -> Iterator[Callable[[Mapping[str, str]], None]]:
-        """Install the bindings with the libraries of a folder. Restores the previous ones at the end, unless the
-        yielded function was called with the self-test's results."""
-        place = self.libraries()
-        old, kept = place.with_name("lib.old"), []
+    def _put(self, folder: Path, layouts: Mapping[str, str]) -> None:
+        """Install libraries that passed the self-test, with the faults of single layouts that it found."""
+        put(folder, self.libraries())
+        if faults := faults_of_kinds(layouts):
+            write_whole(self.libraries() / FAULTS_FILE, json.dumps(faults, indent=1))
 
-        def keep(layouts: Mapping[str, str]) -> None:
-            if faults := faults_of_kinds(layouts):
-                write_whole(place / FAULTS_FILE, json.dumps(faults, indent=1))
-            kept.append(True)
-
+    def _test(self, folder: Path) -> dict[str, str]:
+        """Install the bindings, and multiply with every CPU layout of the libraries in a folder, in a child. Return
+        results as check_layouts does, {"build": …} if llama_cpp cannot be loaded, {"self-test": …} if the child died.
+        Raises SetupError if the self-test does not run."""
         with self.console.step("bindings", "installing llama-cpp-python") as step:
             packages = package_environment(self.env, self.python)
             run(self.console, step, install_bindings(self.python, self.env), packages, "installing llama-cpp-python")
-            put(folder, place)
-            step.result = f"installed llama-cpp-python {pinned_version()}, to use these libraries"
-        try:
-            yield keep
-        finally:
-            if not kept:
-                shutil.rmtree(place)
-                if old.exists():
-                    old.replace(place)
-            shutil.rmtree(old, ignore_errors=True)
-
-    def _test(self) -> dict[str, str]:
-        """Multiply with every CPU layout, in a child; return results as check_layouts does, {"build": …} if llama_cpp
-        cannot be loaded, {"self-test": …} if the child died. Raises SetupError if the self-test does not run."""
+            step.result = f"installed llama-cpp-python {pinned_version()}"
         with self.console.step("self-test", "testing every CPU layout") as step:
-            load = self._child("import ggml_bridge; ggml_bridge.load()")
+            load = self._child(folder, "import ggml_bridge; ggml_bridge.load()")
             if load.returncode > 0:
                 return {UNUSABLE: f"it cannot be loaded: {_last_line(load.stderr)}"}
-            done = load if load.returncode < 0 else self._child(_SELFTEST)
+            done = load if load.returncode < 0 else self._child(folder, _SELFTEST)
             if done.returncode < 0:
                 return {DIED: f"died with {signal.Signals(-done.returncode).name}"}
             try:
@@ -235,8 +202,8 @@ class Installer:
             step.result = ", ".join(f"{layout} {result}" for layout, result in outcome.items())
         return {str(layout): str(result) for layout, result in outcome.items()}
 
-    def _child(self, code: str) -> subprocess.CompletedProcess[str]:
-        env = {**self.env, LIB_PATH_VARIABLE: str(self.libraries())}
+    def _child(self, folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+        env = {**self.env, LIB_PATH_VARIABLE: str(folder)}
         try:
             done = subprocess.run(
                 [str(self.python), "-c", code], env=env, stdin=subprocess.DEVNULL, capture_output=True,

@@ -106,10 +106,13 @@ def platform_tag() -> str:
     return f"{sysconfig.get_platform()}-{''.join(platform.libc_ver())}".rstrip("-")
 
 
-def is_own(status: os.stat_result, user: int) -> bool:
-    """Whether a file or folder belongs to this user or root, and only its owner may write to it."""
-    others = stat.S_IWOTH | (0 if status.st_gid == status.st_uid else stat.S_IWGRP)
-    return status.st_uid in (0, user) and not status.st_mode & others
+def check_own(folder: Path) -> None:
+    """Raise SetupError if another user could have written a folder of the cache, whose contents run as this user."""
+    for path in (folder.parent, folder, *(path for path in folder.rglob("*") if not path.is_symlink())):
+        status = path.lstat()
+        others = stat.S_IWOTH | (0 if status.st_gid == status.st_uid else stat.S_IWGRP)
+        if status.st_uid not in (0, os.getuid()) or status.st_mode & others:
+            raise SetupError(f"other users can write to {path}: change its permissions, or remove it and run again")
 
 
 def build_jobs(env: Mapping[str, str]) -> int:

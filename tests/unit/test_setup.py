@@ -412,14 +412,14 @@ def test_libraries_and_programs_come_out_of_one_build_that_is_kept(compiling):
     assert {path.name for path in compiling.lib.iterdir()} == {*build.PROGRAMS, "libllama.so", "libllama.so.0"}
     assert (compiling.lib / "libllama.so").is_symlink() and made.layouts == {"CPU": "ok"}
     (kept,) = (compiling.folder / "cache" / "stock").iterdir()
-    assert sorted(path.name for path in kept.iterdir()) == ["bin", "recipe.json", "selftest.json"]
+    assert sorted(path.name for path in kept.iterdir()) == ["bin", "recipe.json"]
     for flag in ("BUILD_SHARED_LIBS=ON", "GGML_RPC=ON", "LLAMA_BUILD_UI=OFF", "LLAMA_USE_PREBUILT_UI=OFF"):
         assert f"-D{flag}" in compiling.flags()
     n_calls = compiling.calls("")
     assert compiling.install() == made and compiling.calls("") == n_calls, "nothing to do"
     compiling.stamp.unlink()
     compiling.install()
-    assert (compiling.calls("cmake --build"), compiling.calls("multiplied")) == (1, 1), "from the cache"
+    assert (compiling.calls("cmake --build"), compiling.calls("multiplied")) == (1, 2), "from the cache, tested anew"
 
 
 def test_a_layout_that_crashes_is_rebuilt_without_it_and_remembered(compiling):
@@ -450,7 +450,7 @@ def test_a_layout_that_is_wrong_for_one_kind_of_mul_mat_loses_that_kind_alone(co
     assert (made.layouts, made.notes, compiling.calls("cmake --build")) == (results, [], 1)
     assert layout_faults(compiling.lib) == {"AMX 3-D MUL_MAT": "died with SIGABRT"}
     compiling.stamp.unlink()
-    assert compiling.install(cpu=XEON) == made and compiling.calls("multiplied") == 1, "from the cache"
+    assert compiling.install(cpu=XEON) == made and compiling.calls("cmake --build") == 1, "from the cache"
     assert layout_faults(compiling.lib) == {"AMX 3-D MUL_MAT": "died with SIGABRT"}
 
 
@@ -490,19 +490,18 @@ def test_sources_that_are_another_file_or_not_to_be_had_are_refused_and_not_kept
 
 
 @pytest.mark.parametrize(
-    ("selftest", "says", "is_kept"),
+    ("selftest", "says"),
     [
         ("""echo '{"CPU": "3 of 9 products are wrong"}'""",
-         r"does not work \(CPU: 3 of 9 products are wrong\): set CXX to another compiler", True),
-        ("echo 'ImportError: no ggml_bridge' >&2; exit 1", "of llama.cpp: ImportError: no ggml_bridge", False),
+         r"does not work \(CPU: 3 of 9 products are wrong\): set CXX to another compiler"),
+        ("echo 'ImportError: no ggml_bridge' >&2; exit 1", "of llama.cpp: ImportError: no ggml_bridge"),
     ],
 )  # fmt: skip
-def test_a_build_that_computes_wrong_or_cannot_be_tested_is_not_installed(compiling, selftest, says, is_kept):
+def test_a_build_that_computes_wrong_or_cannot_be_tested_is_not_installed(compiling, selftest, says):
     compiling.env["SELFTEST"] = selftest
     with pytest.raises(SetupError, match=says):
         compiling.install()
     assert not compiling.lib.exists() and compiling.calls("cmake --build") == 1
-    assert bool(list(compiling.folder.rglob("selftest.json"))) is is_kept, "a test that cannot run is no fault of it"
 
 
 def test_a_build_that_others_can_change_is_refused(compiling):
@@ -510,7 +509,7 @@ def test_a_build_that_others_can_change_is_refused(compiling):
     (program,) = (compiling.folder / "cache").rglob("llama-cli")
     program.chmod(0o646)
     compiling.stamp.unlink()
-    with pytest.raises(SetupError, match=r"other users can write to .*: remove"):
+    with pytest.raises(SetupError, match=r"other users can write to .*: change"):
         compiling.install()
 
 
@@ -700,7 +699,6 @@ def test_nothing_of_an_archive_lands_outside(take, folder, tmp_path):
         (member("outside/file", type=tarfile.FIFOTYPE), "cannot unpack"),
         (member("here", type=tarfile.LNKTYPE, linkname="/etc/passwd"), "cannot unpack"),
         (member("here", type=tarfile.SYMTYPE, linkname=".."), "cannot unpack"),
-        (member("here", type=tarfile.SYMTYPE, linkname="over/there"), "a link to another folder, here"),
         (member("n" * 5000), "cannot unpack"),
     ):
         with pytest.raises(SetupError, match=said):
@@ -715,27 +713,13 @@ def test_a_python_whose_tarfile_has_no_filter_unpacks_nothing(take, archive, tmp
     assert not list((tmp_path / "cache" / "llama.cpp").iterdir())
 
 
-def test_what_is_too_large_for_llama_cpp_is_refused(take, archive, tmp_path, monkeypatch):
-    header = member("libllama.so", size=prebuilt.MOST_UNPACKED_BYTES + 1).tobuf(tarfile.GNU_FORMAT)
-    (tmp_path / "large.tar").write_bytes(header)
-    with pytest.raises(SetupError, match="more than 10000 files or 16 GiB"):
-        take(tmp_path / "large.tar")
-    with monkeypatch.context() as patch, pytest.raises(SetupError, match="more than 2 files"):
-        patch.setattr(prebuilt, "MOST_FILES", 2)
-        take(archive)
-    monkeypatch.setattr(prebuilt, "MOST_ARCHIVE_BYTES", archive.stat().st_size - 1)
-    with pytest.raises(SetupError, match="larger than"):
-        take(archive)
-    assert not list((tmp_path / "cache" / "llama.cpp").iterdir())
-
-
 def test_an_unpacked_folder_that_others_could_have_put_there_is_refused(take, archive, digest, tmp_path):
     cache = tmp_path / "cache"
-    cache.mkdir()
-    cache.chmod(0o777)
+    (cache / "llama.cpp").mkdir(parents=True)
+    (cache / "llama.cpp").chmod(0o777)
     with pytest.raises(SetupError, match=r"other users can write to .*: change its permissions"):
         take(archive)
-    cache.chmod(0o755)
+    (cache / "llama.cpp").chmod(0o755)
     planted = cache / "llama.cpp" / digest[:16]  # what a second archive could share with this one
     planted.mkdir(parents=True)
     kept = cache / "llama.cpp" / digest
@@ -744,7 +728,7 @@ def test_an_unpacked_folder_that_others_could_have_put_there_is_refused(take, ar
                        (kept / "llama-b11549" / "libllama.so.0", 0o666)):  # fmt: skip
         before = path.stat().st_mode
         path.chmod(mode)
-        with pytest.raises(SetupError, match=f"other users can write to .*: remove {kept}"):
+        with pytest.raises(SetupError, match=f"other users can write to {path}: change"):
             take(archive)
         path.chmod(before)
     assert take(archive).parent == kept
@@ -777,10 +761,10 @@ def test_libraries_for_another_processor_are_refused(tmp_path, header, said):
         prebuilt.check_machine(tmp_path)
 
 
-def test_what_was_there_is_kept_beside_until_the_new_one_is_tested(tmp_path, folder):
+def test_libraries_replace_others_as_a_whole(tmp_path, folder):
     place = tmp_path / "lib"
     prebuilt.put(folder, place)
     assert (place / "llama-server").samefile(folder / "llama-server") and (place / "libllama.so").is_symlink()
     (place / "mark").touch()
     prebuilt.put(folder, place)
-    assert not (place / "mark").exists() and (tmp_path / "lib.old" / "mark").exists()
+    assert not (place / "mark").exists() and (place / "llama-server").exists()
