@@ -10,6 +10,7 @@ from pathlib import Path
 
 SAME_KIND = 0.8  # share of the fastest core's speed: clocks of one kind differ by less, of two kinds by more
 MOST_CPUS = 1 << 16
+MOST_LETTERS = 4096  # of a list of CPUs
 _CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
@@ -84,7 +85,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     cpus: set[int] = set()
     for part in text.split(","):
         match = _CPU_RANGE.fullmatch(part.strip())
-        if not match:
+        if not match or len(text) > MOST_LETTERS:
             raise ValueError(f"{text[:100]!r} is not a CPU list; write e.g. 0,2-3")
         first = int(match[1])
         last = int(match[2] or first)

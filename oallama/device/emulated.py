@@ -7,7 +7,6 @@ proportions as there.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -24,7 +23,6 @@ DEVICE_NAME = "Emulated"  # and a number, from 0
 FORM = "emulated[:PRESET|:FILE][,KEY=VALUE…]"
 PARAMETERS = "emulated-parameters"  # first word of a file that has libggml-emulated's own parameters
 _LEAST, _MOST = 1e-6, 1e9  # bounds of a value: products of several stay far inside a float's range
-_NUMBER = re.compile(r"[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,31 +175,25 @@ def _written(value: Any) -> str:
 
 
 def _rate(text: str) -> float:
-    return _positive(text.removesuffix("GB/s").removesuffix("GBps"))
-
-
-def _positive(text: str) -> float:
-    if not _is_number(text) or not _LEAST <= float(text) <= _MOST:
-        raise ValueError(f"{text!r} is not a number above 0, from {_LEAST:g} to {_MOST:g}")
-    return float(text)
+    return _number(text.removesuffix("GB/s").removesuffix("GBps"))
 
 
 def _latency(text: str) -> float:
-    number = text.removesuffix("us").removesuffix("µs")
-    if not _is_number(number) or float(number) > _MOST:
-        raise ValueError(f"{text!r} is not a time in microseconds, up to {_MOST:g}")
-    return float(number)
+    return _number(text.removesuffix("us").removesuffix("µs"), least=0.0)
 
 
-def _is_number(text: str) -> bool:
-    return len(text) <= 100 and _NUMBER.fullmatch(text) is not None  # the expression takes the square of the length
+def _number(text: str, least: float = _LEAST) -> float:
+    number = float(text)
+    if not least <= number <= _MOST:
+        raise ValueError(f"{text} is not within {least:g} to {_MOST:g}")
+    return number
 
 
 def _scale(text: str) -> tuple[float, float] | None:
     if text == "auto":
         return None
     by_bytes, slash, by_flops = text.partition("/")
-    return _positive(by_bytes), _positive(by_flops) if slash else _positive(by_bytes)
+    return _number(by_bytes), _number(by_flops) if slash else _number(by_bytes)
 
 
 def _cpu(text: str) -> int | None:
@@ -237,7 +229,7 @@ _KEYS: dict[str, Callable[[str], Any]] = {
     "vram": _vram,
     "link": _rate,
     "gbps": _rate,
-    "tflops": _positive,
+    "tflops": _number,
     "latency": _latency,
     "scale": _scale,
     "cpus": _cpu,

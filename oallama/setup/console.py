@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import shlex
 import shutil
 import signal
@@ -25,12 +24,11 @@ from oallama.core.errors import OallamaError
 from oallama.core.files import lock_file, open_lock
 from oallama.core.units import format_seconds
 
-TAIL_LINES = 15
+TAIL_LINES, SEARCHED_LINES = 15, 200  # of a failed program: shown, and searched for a known fault
 DRIVER_S = 60.0  # a driver that has to wake several cards may take so long to answer
 REPORT_EVERY_S = {True: 0.1, False: 30.0}
 """Seconds between two reports of progress, by whether there is a terminal."""
 _COUNTER = re.compile(r"^\s*\[\s*(\d+/\d+|\d+%)\]")  # ninja's or make's
-_TROUBLE = re.compile(r"error|fail|denied|No space|Killed|unreachable|resolution|dns", re.IGNORECASE)
 _REMEDIES = (  # most specific first: a full disk also breaks the compiler, a dead network also finds no version
     (
         r"No space left on device|\[Errno 28\]|Disk quota exceeded|os error 28",
@@ -170,24 +168,18 @@ def run(
     try:
         process = subprocess.Popen(
             command, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=True, encoding="utf-8", errors="replace",
         )  # fmt: skip
     except OSError as error:
         raise SetupError(f"{what} failed: cannot start {command[0]} ({error.strerror})") from error
-    tail: deque[str] = deque(maxlen=TAIL_LINES)
-    trouble: deque[str] = deque(maxlen=200)
+    lines: deque[str] = deque(maxlen=SEARCHED_LINES)
     counter = ""
     try:
-        for line in _lines(process):
-            if line is None:
-                step.progress(counter)
-                continue
-            console.write_log(line + "\n")
-            tail.append(line.rstrip()[:400])
+        for line in process.stdout or ():
+            console.write_log(line)
+            lines.append(line.rstrip()[:400])
             if found := _COUNTER.match(line):
                 counter = found[1]
-            elif _TROUBLE.search(line):
-                trouble.append(tail[-1])
             step.progress(counter)
         process.wait()
     except BaseException:
@@ -197,22 +189,7 @@ def run(
                 process.wait(timeout=5)
         raise
     if process.returncode != 0:
-        raise SetupError(f"{what} failed: {remedy(tail) or remedy(trouble) or 'see the log'}", tail)
-
-
-def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
-    """Yield a program's lines as they come, and None for each second without a line, so that Ctrl-C never waits."""
-    assert process.stdout is not None
-    file, rest = process.stdout.fileno(), b""
-    while True:
-        if not select.select([file], [], [], 1.0)[0]:
-            yield None
-            continue
-        data = os.read(file, 1 << 16)
-        *lines, rest = (rest + data).split(b"\n")
-        yield from (line.decode(errors="replace") for line in (lines if data else [rest] if rest else []))
-        if not data:
-            return
+        raise SetupError(f"{what} failed: {remedy(lines) or 'see the log'}", list(lines)[-TAIL_LINES:])
 
 
 def capture(

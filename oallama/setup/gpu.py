@@ -159,7 +159,7 @@ def _vulkan(env: Mapping[str, str], cxx: str, forced: bool) -> GpuBackend | Miss
     if not cards and not forced:
         return Missing("no Vulkan driver answers with a GPU")
     if missing := vulkan.missing_to_build(env, cxx):
-        return _lacks(cards, vulkan.advice(missing, env))
+        return _lacks(cards, vulkan.advice(missing))
     return GpuBackend("vulkan", f"Vulkan build for {_names(cards) or 'any device'}", ("-DGGML_VULKAN=ON",))
 
 

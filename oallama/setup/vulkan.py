@@ -1,4 +1,4 @@
-"""Requirements of a Vulkan build: its packages of the system, and the command that installs them."""
+"""Requirements of a Vulkan build, and the commands that install them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ _DRIVER_FOLDERS = ("/usr/share/vulkan", "/usr/local/share/vulkan", "/etc/vulkan"
 
 @dataclass(frozen=True)
 class Part:
-    """A requirement: its name for the user, and its packages by package manager."""
+    """A requirement, and the command that provides it on Debian and Ubuntu."""
 
     what: str
-    apt: str
-    dnf: str
+    remedy: str
 
 
-GLSLC = Part("glslc", "glslc", "glslc")
-LOADER = Part("the Vulkan loader and headers", "libvulkan-dev", "vulkan-loader-devel vulkan-headers")
-NEW_HEADERS = Part(f"Vulkan headers of {HEADERS_VERSION} or later", "", "")  # no package of this system provides them
-SPIRV = Part("spirv-headers", "spirv-headers", "spirv-headers-devel")
-DRIVER = Part("a Vulkan driver", "mesa-vulkan-drivers", "mesa-vulkan-drivers")
+GLSLC = Part("glslc", "sudo apt install glslc")
+LOADER = Part("the Vulkan loader and headers", "sudo apt install libvulkan-dev")
+NEW_HEADERS = Part(
+    f"Vulkan headers of {HEADERS_VERSION} or later", f"set VULKAN_SDK to a Vulkan SDK of {HEADERS_VERSION} or later"
+)
+SPIRV = Part("spirv-headers", "sudo apt install spirv-headers")
+DRIVER = Part("a Vulkan driver", "sudo apt install mesa-vulkan-drivers")
 
 
 def devices(env: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -60,27 +61,15 @@ def missing_to_run(env: Mapping[str, str]) -> list[Part]:
     return [] if any(any(Path(folder, "icd.d").glob("*.json")) for folder in _DRIVER_FOLDERS) else [DRIVER]
 
 
-def advice(missing: Sequence[Part], env: Mapping[str, str]) -> str:
-    """Return the missing parts (at least one) and the command to type, as the end of a sentence."""
-    names = " and ".join(filter(None, (", ".join(part.what for part in missing[:-1]), missing[-1].what)))
-    fault = f"{names} {'are' if len(missing) > 1 or missing[0] is not GLSLC else 'is'} missing: "
-    newer = f"set VULKAN_SDK to a Vulkan SDK of {HEADERS_VERSION} or later" if NEW_HEADERS in missing else ""
-    return fault + "; ".join(filter(None, (shown_command(missing, env), newer)))
-
-
-def shown_command(missing: Sequence[Part], env: Mapping[str, str]) -> str:
-    """Return the command that installs the missing parts' packages here; `install …` without a known manager."""
-    for manager in ("apt", "dnf"):
-        if shutil.which(manager, path=env.get("PATH")):
-            packages = " ".join(filter(None, (getattr(part, manager) for part in missing)))
-            return f"sudo {manager} install {packages}" if packages else ""
-    return "install " + ", ".join(filter(None, (part.apt for part in missing))) if any(p.apt for p in missing) else ""
+def advice(missing: Sequence[Part]) -> str:
+    """Return the missing parts, each with what provides it, as the end of a sentence."""
+    return "; ".join(f"{part.what} missing: {part.remedy}" for part in missing)
 
 
 def check(cxx: str, env: Mapping[str, str]) -> None:
     """Raise SetupError with everything that is missing to build or run Vulkan."""
     if missing := [*missing_to_build(env, cxx), *missing_to_run(env)]:
-        raise SetupError(advice(missing, env))
+        raise SetupError(advice(missing))
 
 
 def _compiles(cxx: str, header: str, use: str, env: Mapping[str, str], sdk: str | None) -> bool:

@@ -189,21 +189,23 @@ def test_a_back_end_that_is_asked_for_by_name_needs_no_card(here):
     ("lacks", "there", "missing", "advice"),
     [
         ("", ("glslc", "apt", "driver"), [], None),
-        ("vulkan.h spirv.hpp", ("apt",), [vulkan.GLSLC, vulkan.LOADER, vulkan.SPIRV, vulkan.DRIVER],
-         "glslc, the Vulkan loader and headers, spirv-headers and a Vulkan driver are missing: "
-         "sudo apt install glslc libvulkan-dev spirv-headers mesa-vulkan-drivers"),
-        ("-lvulkan", ("glslc", "driver", "dnf"), [vulkan.LOADER],
-         "the Vulkan loader and headers are missing: sudo dnf install vulkan-loader-devel vulkan-headers"),
-        ("VkLayerSettingEXT", ("glslc", "driver", "apt"), [vulkan.NEW_HEADERS],
-         "Vulkan headers of 1.3.272 or later are missing: set VULKAN_SDK to a Vulkan SDK of 1.3.272 or later"),
-        ("", ("driver",), [vulkan.GLSLC], "glslc is missing: install glslc"),
+        ("vulkan.h spirv.hpp", (), [vulkan.GLSLC, vulkan.LOADER, vulkan.SPIRV, vulkan.DRIVER],
+         "glslc missing: sudo apt install glslc; "
+         "the Vulkan loader and headers missing: sudo apt install libvulkan-dev; "
+         "spirv-headers missing: sudo apt install spirv-headers; "
+         "a Vulkan driver missing: sudo apt install mesa-vulkan-drivers"),
+        ("-lvulkan", ("glslc", "driver"), [vulkan.LOADER],
+         "the Vulkan loader and headers missing: sudo apt install libvulkan-dev"),
+        ("VkLayerSettingEXT", ("glslc", "driver"), [vulkan.NEW_HEADERS],
+         "Vulkan headers of 1.3.272 or later missing: set VULKAN_SDK to a Vulkan SDK of 1.3.272 or later"),
+        ("", ("driver",), [vulkan.GLSLC], "glslc missing: sudo apt install glslc"),
         ("", ("glslc", "named driver"), [], None),
     ],
 )  # fmt: skip
 def test_what_vulkan_lacks_is_named_at_once_with_its_command(here, lacks, there, missing, advice):
     compiler = here.program("bin/c++", VULKAN_SDK["bin/c++"])
-    for name in {"glslc", "apt", "dnf"} & {*there}:
-        here.program(f"bin/{name}")
+    if "glslc" in there:
+        here.program("bin/glslc")
     if "driver" in there:
         here.program("drivers/icd.d/lvp_icd.json")
     env = {**here.env, "LACKS": lacks, "VK_DRIVER_FILES": "/a.json" if "named driver" in there else ""}
