@@ -36,17 +36,13 @@ class Card:
     def slower(self, bytes_factor: float, flops_factor: float) -> Card:
         """The card in a machine slower in memory and link by one factor and in arithmetic by another: every rate is
         divided, every latency multiplied by bytes_factor."""
-        seconds = {f.name: getattr(self, f.name) * bytes_factor for f in fields(self) if f.name.endswith("_s")
-                   and not f.name.endswith("_per_s")}  # fmt: skip
-        return replace(
-            self,
-            bytes_per_s=self.bytes_per_s / bytes_factor,
-            flops_per_s=self.flops_per_s / flops_factor,
-            flops_float_per_s=self.flops_float_per_s / flops_factor,
-            pinned_bytes_per_s=self.pinned_bytes_per_s / bytes_factor,
-            pageable_bytes_per_s=self.pageable_bytes_per_s / bytes_factor,
-            **seconds,
-        )
+        slowed = {}
+        for name in (field.name for field in fields(self)):
+            if name.endswith("_per_s"):
+                slowed[name] = getattr(self, name) / (flops_factor if name.startswith("flops") else bytes_factor)
+            elif name.endswith("_s"):
+                slowed[name] = getattr(self, name) * bytes_factor
+        return replace(self, **slowed)
 
     def kernel_seconds(self, flop: float, n_bytes: float, in_float: bool) -> float:
         """Seconds of one kernel. libggml-emulated computes the same (native/emulated/graph.cpp)."""

@@ -70,16 +70,9 @@ def list_devices() -> list[DeviceInfo]:
 
 
 def device_pointers(names: Sequence[str]) -> list[int]:
-    """Return the ggml_backend_dev_t of devices by name. Raises DeviceError with the known names."""
-    return [_pointer(name) for name in names]
-
-
-def _pointer(name: str) -> int:
-    devices = load_bridge().devices(ask_servers=False)
-    for device in devices:
-        if device.name.lower() == name.lower():
-            return device.pointer
-    raise UnknownDevice(f"unknown device {name!r}; choose from {', '.join(device.name for device in devices)}")
+    """Return the ggml_backend_dev_t of open devices by name."""
+    pointers = {device.name: device.pointer for device in load_bridge().devices(ask_servers=False)}
+    return [pointers[name] for name in names]
 
 
 @contextlib.contextmanager

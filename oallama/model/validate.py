@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from oallama.model.gguf_file import CONVERT_AGAIN, GgufArray, GgufFile, quoted
 from oallama.model.hyperparameters import Hyperparameters, hyperparameters, number
@@ -84,16 +85,16 @@ def validate(gguf: GgufFile) -> None:
     """Raise ModelFileError for the first fault in metadata or tensors that llama.cpp does not handle safely."""
     arch = _architecture(gguf)
     for key, most in _REQUIRED_COUNTS.items():
-        _count(gguf, f"{arch}.{key}", 1, most)
+        _check_count(gguf, f"{arch}.{key}", most, least=1)
     for most, keys in _COUNTS.items():
         for key in keys:
-            _count(gguf, f"{arch}.{key}", 0, _most(gguf, key, most))
+            _check_count(gguf, f"{arch}.{key}", _most(gguf, key, most))
     for key, architectures in _DIVISORS:
         entry = gguf.entries.get(f"{arch}.{key}")
         if arch in architectures and entry and entry.value == 0:
             raise gguf.fault(f"{arch}.{key}", f"{quoted(f'{arch}.{key}')} is 0, and llama.cpp divides by it")
     for key, most in _LAYER_COUNTS.items():
-        _layer_counts(gguf, f"{arch}.{key}", _most(gguf, key, most), number(gguf, "block_count"))
+        _check_count(gguf, f"{arch}.{key}", _most(gguf, key, most), n_layer=number(gguf, "block_count"))
     _floats(gguf, arch)
     h = hyperparameters(gguf)
     _heads(gguf, h)
@@ -131,30 +132,21 @@ def _most(gguf: GgufFile, key: str, most: int) -> int:
     return min(max(most, *extents) if gguf.tensors else most, _INT32_MAX)
 
 
-def _count(gguf: GgufFile, key: str, least: int, most: int) -> None:
-    """Check a count; one that may not be 0 must be present."""
-    entry = gguf.entry(key, "uint32", required=least > 0)
-    if entry is not None and not least <= entry.value <= most:
-        raise gguf.fault(key, f"{quoted(key)} is {entry.value}, not within {least} to {most}")
-
-
-def _layer_counts(gguf: GgufFile, key: str, most: int, n_layer: int) -> None:
+def _check_count(gguf: GgufFile, key: str, most: int, least: int = 0, n_layer: int | None = None) -> None:
+    """Check a count; one that may not be 0 must be present. n_layer: it may have a value for each layer."""
     entry = gguf.entries.get(key)
-    if entry is None:
-        return
-    if isinstance(entry.value, GgufArray):
+    values: Sequence[int] = ()
+    if n_layer is not None and entry is not None and isinstance(entry.value, GgufArray):
         if entry.type not in ("array[uint32]", "array[int32]"):
             raise gguf.fault(key, f"{quoted(key)} is of type {entry.type} instead of uint32", CONVERT_AGAIN)
         if len(entry.value) != n_layer:
-            message = f"{quoted(key)} has {len(entry.value)} elements for {n_layer} layers"
-            raise gguf.fault(key, message, CONVERT_AGAIN)
+            raise gguf.fault(key, f"{quoted(key)} has {len(entry.value)} elements for {n_layer} layers", CONVERT_AGAIN)
         values = entry.value.values
-    else:
-        gguf.entry(key, "uint32")
+    elif entry := gguf.entry(key, "uint32", required=least > 0):
         values = (entry.value,)
     for value in values:
-        if not 0 <= value <= most:
-            raise gguf.fault(key, f"{quoted(key)} is {value}, not within 0 to {most}")
+        if not least <= value <= most:
+            raise gguf.fault(key, f"{quoted(key)} is {value}, not within {least} to {most}")
 
 
 def _floats(gguf: GgufFile, arch: str) -> None:

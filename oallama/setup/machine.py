@@ -86,12 +86,10 @@ def find_compiler(env: Mapping[str, str]) -> Compiler:
     if cc is None or not banner:
         raise SetupError(_NO_COMPILER)
     first = banner.splitlines()[0]
-    if "clang" in banner:
-        version = re.search(r"version (\d+(?:\.\d+)*)", first)
-        return Compiler(cc, cxx, "clang", version[1] if version else first, _target(cxx, env))
-    version = re.search(r"\d+(?:\.\d+)+", re.sub(r"\(.*?\)", "", first)) or re.search(r"\d+(?:\.\d+)+", first)
-    family = "gcc" if "Free Software Foundation" in banner else Path(cxx).name
-    return Compiler(cc, cxx, family, version[0] if version else first, _target(cxx, env))
+    version = re.search(r"\d+(?:\.\d+)+", re.sub(r"\(.*?\)", "", first))
+    family = "clang" if "clang" in banner else "gcc" if "Free Software Foundation" in banner else Path(cxx).name
+    target = (capture([cxx, "-dumpmachine"], env) or "").strip()
+    return Compiler(cc, cxx, family, version[0] if version else first, target)
 
 
 def check_compiler(compiler: Compiler, env: Mapping[str, str]) -> None:
@@ -128,7 +126,3 @@ def build_jobs(env: Mapping[str, str]) -> int:
 
 def _which(name: str, env: Mapping[str, str]) -> str | None:
     return shutil.which(name, path=env.get("PATH"))
-
-
-def _target(cxx: str, env: Mapping[str, str]) -> str:
-    return (capture([cxx, "-dumpmachine"], env) or "").strip()
