@@ -231,9 +231,6 @@ CASES: dict[str, tuple[str, Change]] = {
     "experts in odd groups": ("4 experts in 3 groups", experts(4, 2, 4, expert_group_count=3)),
     "expert groups none used": ("in 2 groups, 0 of them used", experts(4, 2, 4, expert_group_count=2)),
     # vocabulary: CVE-2025-49847, -52566, llama.cpp#25508, #25969
-    "no tokenizer": ("lack the tokenizer model", no("tokenizer.ggml.model")),
-    "no tokens": ("the file has no vocabulary", no("tokenizer.ggml.tokens")),
-    "tokens numbers": ("instead of array[string]", value("tokenizer.ggml.tokens", [1] * 264)),
     "token twice": ("'same', occurs twice in the vocabulary", tokens("same", "same")),
     "token twice up to a zero": ("occurs twice in the vocabulary", tokens(b"a\0b", b"a\0c")),
     "token empty and spelled out": ("occurs twice in the vocabulary", tokens("", "[EMPTY_1]")),
@@ -245,23 +242,6 @@ CASES: dict[str, tuple[str, Change]] = {
             value("tokenizer.ggml.token_type", [1, 6, *[1] * 262], "int32"),
         ),
     ),
-    "scores too few": (
-        "tokenizer.ggml.scores has 1 elements for 264 tokens",
-        value("tokenizer.ggml.scores", [0.0], "float32"),
-    ),
-    "scores bytes": (
-        "tokenizer.ggml.scores is of type array[uint8]",
-        value("tokenizer.ggml.scores", [0] * 264, "uint8"),
-    ),
-    "token types too few": (
-        "tokenizer.ggml.token_type has 3 elements",
-        value("tokenizer.ggml.token_type", [1, 1, 1], "int32"),
-    ),
-    "token types a scalar": (
-        "tokenizer.ggml.token_type is of type uint32",
-        value("tokenizer.ggml.token_type", 1),
-    ),
-    "merges numbers": ("tokenizer.ggml.merges is of type array[uint32]", value("tokenizer.ggml.merges", [1])),
     "special token outside": ("is 264, outside the vocabulary", value("tokenizer.ggml.eos_token_id", 264)),
     "special token -1": ("is 4294967295, outside", value("tokenizer.ggml.bos_token_id", 2**32 - 1)),
     "special token a string": (
@@ -329,6 +309,20 @@ LEFT_TO_LLAMA_CPP: dict[str, tuple[str, Change]] = {
         tensor("output_norm.weight", shape=[32]),
     ),
     "rope factors of another length": ("'rope_freqs.weight' has wrong shape", also("rope_freqs.weight", 32)),
+    "no tokenizer": ("key not found in model: tokenizer.ggml.model", no("tokenizer.ggml.model")),
+    "no tokens": ("cannot find tokenizer vocab in model file", no("tokenizer.ggml.tokens")),
+    "tokens numbers": ("invalid gguf type for tokenizer.ggml.tokens", value("tokenizer.ggml.tokens", [1] * 264)),
+    "scores too few": (
+        "Index out of array bounds for scores (1 < 264)",
+        value("tokenizer.ggml.scores", [0.0], "float32"),
+    ),
+    "scores bytes": ("invalid gguf type for tokenizer.ggml.scores", value("tokenizer.ggml.scores", [0] * 264, "uint8")),
+    "token types too few": (
+        "Index out of array bounds for toktypes (3 < 264)",
+        value("tokenizer.ggml.token_type", [1, 1, 1], "int32"),
+    ),
+    "token types a scalar": ("invalid gguf type for tokenizer.ggml.token_type", value("tokenizer.ggml.token_type", 1)),
+    "merges numbers": ("invalid gguf type for tokenizer.ggml.merges", value("tokenizer.ggml.merges", [1])),
 }
 """Faults that are left to llama.cpp, which refuses them in one sentence, and a phrase of it."""
 
