@@ -89,28 +89,6 @@ def _geforce(
     return _Published(name, description, memory_gib, tg128, pp512, 0.83 * 2e12 * tflops, pinned)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sheet:
-    """A card without published runs: its data sheet compares it with another card of its generation."""
-
-    name: str
-    description: str
-    memory_gib: int
-    like: str
-    gb_per_s: float
-    tflops: float  # FP32
-    pinned: float  # bytes/s
-
-    @property
-    def published(self) -> _Published:
-        """Scale the other card's runs: tokens by the ratio of memory rates, prompts by that of FP32 rates."""
-        other, (gb_per_s, tflops) = next(card for card in _PUBLISHED if card.name == self.like), _SHEET_OF[self.like]
-        return _geforce(
-            self.name, self.description, self.memory_gib, other.tg128 * self.gb_per_s / gb_per_s,
-            other.pp512 * self.tflops / tflops, self.tflops, self.pinned,
-        )  # fmt: skip
-
-
 _PUBLISHED = (
     _Published("gtx1650-4", "NVIDIA GeForce GTX 1650 Mobile 4 GB, PCIe 3 x16", 4, 22.0, 310.0, None, 13e9),
     _geforce("rtx3050-6", "NVIDIA GeForce RTX 3050 6 GB, PCIe 4 x8", 6, 37.77, 1250.59, 6.75, 12.5e9),
@@ -142,16 +120,27 @@ _SHEET_OF = {
     "rtx5070-12": (672.0, 30.87),
 }  # fmt: skip
 
-_SHEETS = (
-    _Sheet("rtx3060ti-8", "NVIDIA GeForce RTX 3060 Ti 8 GB, PCIe 4 x16", 8, "rtx3060-12", 448.0, 16.2, 25e9),
-    _Sheet("rtx3070-8", "NVIDIA GeForce RTX 3070 8 GB, PCIe 4 x16", 8, "rtx3060-12", 448.0, 20.31, 25e9),
-    _Sheet("rtx4060-8", "NVIDIA GeForce RTX 4060 8 GB, PCIe 4 x8", 8, "rtx4060ti-8", 272.0, 15.11, 12.5e9),
-    _Sheet("rtx5060-8", "NVIDIA GeForce RTX 5060 8 GB, PCIe 5 x8", 8, "rtx5070-12", 448.0, 19.18, 28.8e9),
-    _Sheet("rtx5060ti-8", "NVIDIA GeForce RTX 5060 Ti 8 GB, PCIe 5 x8", 8, "rtx5070-12", 448.0, 23.7, 28.8e9),
-    _Sheet("rtx4070-12", "NVIDIA GeForce RTX 4070 12 GB, PCIe 4 x16", 12, "rtx4070tis-16", 504.2, 29.15, 25e9),
-    _Sheet("rtx4070s-12", "NVIDIA GeForce RTX 4070 SUPER 12 GB, PCIe 4 x16", 12, "rtx4070tis-16", 504.2, 35.48, 25e9),
-    _Sheet("rtx4070ti-12", "NVIDIA GeForce RTX 4070 Ti 12 GB, PCIe 4 x16", 12, "rtx4070tis-16", 504.2, 40.09, 25e9),
-    _Sheet("rtx5060ti-16", "NVIDIA GeForce RTX 5060 Ti 16 GB, PCIe 5 x8", 16, "rtx5070-12", 448.0, 23.7, 28.8e9),
+
+def _scaled(
+    name: str, description: str, memory_gib: int, like: str, gb_per_s: float, tflops: float, pinned: float
+) -> _Published:
+    """Scale the runs of another card of its generation for a card without published runs: tokens by the ratio of memory
+    rates, prompts by that of FP32 rates, both of the data sheets."""
+    other, (other_gb_per_s, other_tflops) = next(card for card in _PUBLISHED if card.name == like), _SHEET_OF[like]
+    tg128, pp512 = other.tg128 * gb_per_s / other_gb_per_s, other.pp512 * tflops / other_tflops
+    return _geforce(name, description, memory_gib, tg128, pp512, tflops, pinned)
+
+
+_UNPUBLISHED = (
+    _scaled("rtx3060ti-8", "NVIDIA GeForce RTX 3060 Ti 8 GB, PCIe 4 x16", 8, "rtx3060-12", 448.0, 16.2, 25e9),
+    _scaled("rtx3070-8", "NVIDIA GeForce RTX 3070 8 GB, PCIe 4 x16", 8, "rtx3060-12", 448.0, 20.31, 25e9),
+    _scaled("rtx4060-8", "NVIDIA GeForce RTX 4060 8 GB, PCIe 4 x8", 8, "rtx4060ti-8", 272.0, 15.11, 12.5e9),
+    _scaled("rtx5060-8", "NVIDIA GeForce RTX 5060 8 GB, PCIe 5 x8", 8, "rtx5070-12", 448.0, 19.18, 28.8e9),
+    _scaled("rtx5060ti-8", "NVIDIA GeForce RTX 5060 Ti 8 GB, PCIe 5 x8", 8, "rtx5070-12", 448.0, 23.7, 28.8e9),
+    _scaled("rtx4070-12", "NVIDIA GeForce RTX 4070 12 GB, PCIe 4 x16", 12, "rtx4070tis-16", 504.2, 29.15, 25e9),
+    _scaled("rtx4070s-12", "NVIDIA GeForce RTX 4070 SUPER 12 GB, PCIe 4 x16", 12, "rtx4070tis-16", 504.2, 35.48, 25e9),
+    _scaled("rtx4070ti-12", "NVIDIA GeForce RTX 4070 Ti 12 GB, PCIe 4 x16", 12, "rtx4070tis-16", 504.2, 40.09, 25e9),
+    _scaled("rtx5060ti-16", "NVIDIA GeForce RTX 5060 Ti 16 GB, PCIe 5 x8", 16, "rtx5070-12", 448.0, 23.7, 28.8e9),
 )
 
 
@@ -187,7 +176,7 @@ def _card(published: _Published) -> Card:
 
 CARDS: dict[str, Card] = {
     published.name: _card(published)
-    for published in sorted((*_PUBLISHED, *(sheet.published for sheet in _SHEETS)), key=lambda card: card.memory_gib)
+    for published in sorted((*_PUBLISHED, *_UNPUBLISHED), key=lambda card: card.memory_gib)
 }
 """Cards by name, from the smallest to the largest."""
 

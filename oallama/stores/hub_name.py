@@ -61,20 +61,16 @@ def quant_of(file: str) -> str:
 def models(files: Iterable[str]) -> list[tuple[str, ...]]:
     """Return the models among a repository's files, in order: each as its file, or all of its parts. Skips models that
     lack a part, and names that lead out of the repository or have unprintable characters."""
-    names = sorted(file for file in files if _is_model(file))
-    parts_of: dict[tuple[str, ...], dict[int, str]] = {}
-    for name in names:
-        if part := _PART.fullmatch(name):
-            parts_of.setdefault(part.group(1, 3, 4), {})[int(part[2])] = name
+    names = {file for file in files if _is_model(file)}
     file_groups: list[tuple[str, ...]] = []
-    for name in names:
+    for name in sorted(names):
         part = _PART.fullmatch(name)
         if part is None:
             file_groups.append((name,))
-        elif int(part[2]) == 1:
-            parts, n_parts = parts_of[part.group(1, 3, 4)], int(part[3])
-            if 0 < n_parts <= len(parts) and all(i in parts for i in range(1, n_parts + 1)):
-                file_groups.append(tuple(parts[i] for i in range(1, n_parts + 1)))
+        elif int(part[2]) == 1 and int(part[3]) <= len(names):
+            parts = tuple(f"{part[1]}-{i:05d}-of-{part[3]}{part[4]}" for i in range(1, int(part[3]) + 1))
+            if parts and names.issuperset(parts):
+                file_groups.append(parts)
     return file_groups
 
 
