@@ -74,15 +74,13 @@ def gated_ffn(n_embd: int, n_ff: int, suffix: str = "") -> dict[str, Ne]:
 
 
 QKV = ("attn_q", "attn_k", "attn_v")
-NO_MATRICES: dict[str, Ne] = {}
-NO_VECTORS: dict[str, int] = {}
-NO_METADATA: dict[str, Any] = {}
+NONE: dict[str, Any] = {}
 
 
 def shape(
     arch: str, *sizes: Any, head_dim: int = 0, n_expert: int = 0, n_expert_used: int = 0, n_ff_expert: int = 0,
-    biased: Iterable[str] = (), norms: Iterable[str] = ("attn_norm", "ffn_norm"), matrices: dict[str, Ne] = NO_MATRICES,
-    vectors: dict[str, int] = NO_VECTORS, metadata: dict[str, Any] = NO_METADATA, **more: Any,
+    biased: Iterable[str] = (), norms: Iterable[str] = ("attn_norm", "ffn_norm"), matrices: dict[str, Ne] = NONE,
+    vectors: dict[str, int] = NONE, metadata: dict[str, Any] = NONE, **more: Any,
 ) -> ModelShape:  # fmt: skip
     """RMSNorm, attention and a gated FFN or experts, as most models have them.
 

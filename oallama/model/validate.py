@@ -100,7 +100,9 @@ def validate(gguf: GgufFile) -> None:
     _heads(gguf, h)
     _latent_attention(gguf, h)
     _experts(gguf, h)
-    _layers(gguf, h)
+    if h.n_layer_nextn >= h.n_layer:
+        message = f"{h.n_layer_nextn} of {h.n_layer} blocks only predict further tokens, so no other is left"
+        raise gguf.fault(f"{arch}.nextn_predict_layers", message)
     validate_tokenizer(gguf)
     validate_tensors(gguf, h)
 
@@ -150,7 +152,7 @@ def _check_count(gguf: GgufFile, key: str, most: int, least: int = 0, n_layer: i
 
 
 def _floats(gguf: GgufFile, arch: str) -> None:
-    """Norm epsilons and rope numbers: ggml asserts some of them, and NaN spoils every token."""
+    """Norm epsilons, and how rope is scaled: ggml asserts them, and NaN spoils every token."""
     for key, value in gguf.metadata.items():
         if key.startswith(f"{arch}.") and isinstance(value, float) and math.isnan(value):
             raise gguf.fault(key, f"{quoted(key)} is not a number")
@@ -161,10 +163,6 @@ def _floats(gguf: GgufFile, arch: str) -> None:
     for key, epsilon in epsilons.items():
         if not 0 <= epsilon < 1:
             raise gguf.fault(key, f"a norm's epsilon is {epsilon}, not within 0 to 1")
-    key = f"{arch}.rope.freq_base"
-    base = gguf.entry(key, "float32")
-    if base and not 0 < base.value < math.inf:
-        raise gguf.fault(key, f"the rope frequency base is {base.value} instead of a positive number")
     key = f"{arch}.rope.scaling.type"
     scaling = gguf.entry(key, "string")
     if scaling and scaling.value not in _ROPE_SCALING:
@@ -218,12 +216,3 @@ def _experts(gguf: GgufFile, h: Hyperparameters) -> None:
     if groups and (groups >= n_expert or n_expert % groups or (groups > 1 and not 0 < groups_used < groups)):
         message = f"{n_expert} experts in {groups} groups, {groups_used} of them used, are impossible"
         raise gguf.fault(f"{gguf.arch}.expert_group_count", message)
-
-
-def _layers(gguf: GgufFile, h: Hyperparameters) -> None:
-    if h.n_layer_nextn >= h.n_layer:
-        message = f"{h.n_layer_nextn} of {h.n_layer} blocks only predict further tokens, so no other is left"
-        raise gguf.fault(f"{gguf.arch}.nextn_predict_layers", message)
-    if number(gguf, "leading_dense_block_count") > h.n_layer:
-        message = f"more leading dense blocks than the model's {h.n_layer} blocks"
-        raise gguf.fault(f"{gguf.arch}.leading_dense_block_count", message)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ggml_bridge.library import LLAMA_CPP_BUILD
+from ggml_bridge.library import LLAMA_CPP_BUILD, LLAMA_CPP_PYTHON_VERSION
 from oallama.core.files import cache_folder, write_whole
 from oallama.core.temporary import temporary_folder
 from oallama.setup.console import Console, SetupError, Step, run
@@ -93,14 +93,6 @@ class Build:
             return None
         check_own(self.place)
         return self.place / "bin"
-
-
-def pinned_version() -> str:
-    """Return the version of llama-cpp-python in LOCK."""
-    match = re.search(rf"^{BINDINGS}==([\w.]+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
-    if match is None:
-        raise SetupError(f"{LOCK} does not name {BINDINGS}: restore it")
-    return match[1]
 
 
 def cmake_args(variant: Variant, cpu: Cpu, compiler: Compiler, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -218,8 +210,15 @@ def _find_source(console: Console, step: Step, folder: Path, python: Path, env: 
     return match[1] if "://" in match[1] else (lock_file.parent / match[1]).absolute().as_uri()
 
 
-def install_bindings(python: Path, env: Mapping[str, str], *options: str) -> list[str]:
+def install_bindings(python: Path, env: Mapping[str, str]) -> list[str]:
     """Return the command that installs llama-cpp-python without its libraries, which needs no compiler."""
-    command = [find_uv(python, env), "pip", "install", "--python", str(python), "--no-deps", *options]
+    command = [find_uv(python, env), "pip", "install", "--python", str(python), "--no-deps"]
     command += ["--no-binary", BINDINGS, "--config-settings-package", f"{BINDINGS}:wheel.cmake=false"]
-    return [*command, "--constraint", str(LOCK), "--build-constraint", str(LOCK), f"{BINDINGS}=={pinned_version()}"]
+    return [
+        *command,
+        "--constraint",
+        str(LOCK),
+        "--build-constraint",
+        str(LOCK),
+        f"{BINDINGS}=={LLAMA_CPP_PYTHON_VERSION}",
+    ]

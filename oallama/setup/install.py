@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 
 from ggml_bridge.layouts import FAULTS_FILE, faults_of_kinds
-from ggml_bridge.library import INSTALLED, LIB_PATH_VARIABLE
+from ggml_bridge.library import INSTALLED, LIB_PATH_VARIABLE, LLAMA_CPP_PYTHON_VERSION
 from oallama.core.files import cache_folder, write_whole
-from oallama.setup.build import SOURCE, Build, Variant, compile_build, install_bindings, make_build, pinned_version
+from oallama.setup.build import SOURCE, Build, Variant, compile_build, install_bindings, make_build
 from oallama.setup.console import Console, SetupError, lock, run
 from oallama.setup.gpu import GpuBackend, choose_backend, gpu_hint
 from oallama.setup.machine import Compiler, check_compiler, find_compiler, this_cpu
@@ -100,7 +100,7 @@ class Installer:
 
     def asked(self, given: str) -> str:
         """Return a digest of everything that the choice of llama.cpp depends on."""
-        parts = [pinned_version(), SOURCE.release, str(self.prefix), given]
+        parts = [LLAMA_CPP_PYTHON_VERSION, SOURCE.release, str(self.prefix), given]
         if not given:
             compiler = self.compiler
             parts += [self.wish, self.cpu.digest, str(compiler), compiler.cxx, compiler.target, gpu_hint(self.env)]
@@ -185,7 +185,7 @@ class Installer:
         with self.console.step("bindings", "installing llama-cpp-python") as step:
             packages = package_environment(self.env, self.python)
             run(self.console, step, install_bindings(self.python, self.env), packages, "installing llama-cpp-python")
-            step.result = f"installed llama-cpp-python {pinned_version()}"
+            step.result = f"installed llama-cpp-python {LLAMA_CPP_PYTHON_VERSION}"
         with self.console.step("self-test", "testing every CPU layout") as step:
             load = self._child(folder, "import ggml_bridge; ggml_bridge.load()")
             if load.returncode > 0:

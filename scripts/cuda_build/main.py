@@ -12,8 +12,9 @@ from typing import Any
 
 from setup_env import digest_files, native_sources
 
+from ggml_bridge.library import LLAMA_CPP_PYTHON_VERSION
 from oallama.core.files import cache_folder
-from oallama.setup.build import SOURCE, fetch_source, pinned_version
+from oallama.setup.build import SOURCE, fetch_source
 from oallama.setup.console import Console, SetupError, Step, capture, guarded, lock, run
 from oallama.setup.machine import build_jobs, check_compiler, find_compiler, platform_tag
 from oallama.setup.uv import package_environment, packages_folder
@@ -72,7 +73,7 @@ def _main(root: Path, console: Console, options: argparse.Namespace) -> int:
         tree = work / "tree"
         _collect(tree, python, work, built, native, variants, env)
         manifest: dict[str, Any] = {
-            "llama_cpp": SOURCE.release, "llama_cpp_python": pinned_version(),
+            "llama_cpp": SOURCE.release, "llama_cpp_python": LLAMA_CPP_PYTHON_VERSION,
             "architectures": [name.removesuffix("-real") for name in architectures],
             "flash_attention": not options.no_fa, "nvcc": toolkit.version, "python": options.python,
             "platform": platform_tag(), "native_digest": digest_files(root, native_sources(root)),
@@ -117,9 +118,9 @@ def _collect(
         shutil.copy2(library, tree / "cpu" / name / "libggml-cpu.so.0")
     site, bindings = tree / "site", packages_folder(python, env) / "llama_cpp"
     shutil.copytree(bindings, site / "llama_cpp", ignore=lambda _, names: [n for n in names if not n.endswith(".py")])
-    info = site / f"llama_cpp_python-{pinned_version()}.dist-info"
+    info = site / f"llama_cpp_python-{LLAMA_CPP_PYTHON_VERSION}.dist-info"
     info.mkdir()
-    facts = f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {pinned_version()}\n"
+    facts = f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {LLAMA_CPP_PYTHON_VERSION}\n"
     (info / "METADATA").write_text(facts, "utf-8")
     for wheel in sorted((work / "python-wheels").glob("*.whl")):
         unpack_wheel(wheel, site)

@@ -189,7 +189,6 @@ CASES: dict[str, tuple[str, Change]] = {
     "block count as uint64": ("of type uint64 instead of uint32", value("llama.block_count", 1, "uint64")),
     "block count as string": ("of type string instead of uint32", value("llama.block_count", "1", "string")),
     "only blocks that predict ahead": ("no other is left", value("llama.nextn_predict_layers", 1)),
-    "more dense blocks than blocks": ("more leading dense blocks", value("llama.leading_dense_block_count", 2)),
     "embedding 0": ("'llama.embedding_length' is 0", value("llama.embedding_length", 0)),
     "embedding 2^31": ("'llama.embedding_length' is 2147483648", value("llama.embedding_length", 2**31)),
     "embedding missing": ("lack 'llama.embedding_length'", no("llama.embedding_length")),
@@ -214,8 +213,6 @@ CASES: dict[str, tuple[str, Change]] = {
     "epsilon below zero": ("not within 0 to 1", epsilon(-1.0)),
     "epsilon missing": ("lack 'llama.attention.layer", no("llama.attention.layer_norm_rms_epsilon")),
     "epsilon an integer": ("instead of float32", value("llama.attention.layer_norm_rms_epsilon", 1)),
-    "rope base 0": ("instead of a positive number", value("llama.rope.freq_base", 0.0, "float32")),
-    "rope base infinite": ("instead of a positive number", value("llama.rope.freq_base", math.inf, "float32")),
     "rope scaling unknown": (
         "the rope scaling type is 'quadratic'",
         value("llama.rope.scaling.type", "quadratic", "string"),
