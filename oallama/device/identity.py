@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,32 +55,34 @@ def known_device(device: KnownDevice | DeviceSpec | str | None) -> KnownDevice:
         return KnownDevice(spec)
     if spec.kind == "auto":
         return next(iter(found_gpus()), KnownDevice(DeviceSpec("none")))
-    return _asked(spec)
+    return _asked(str(spec))[0]
 
 
 def found_gpus() -> tuple[KnownDevice, ...]:
     """Return this machine's GPUs (device/opening.py), in ggml's order. Raises DeviceError, BridgeError."""
-    return _found_gpus(user_backend()) if _has_gpu_backend() else ()
+    return _asked("") if _has_gpu_backend() else ()
 
 
-_asked_before: dict[tuple[str | None, str], KnownDevice] = {}
-"""Known devices by the user's back end, which may add devices, and by name in ggml. Each is queried once."""
+_known: dict[tuple[str | None, str], tuple[KnownDevice, ...]] = {}
+"""Devices by the user's back end, which may add devices, and by --device text; "": all GPUs."""
 
 
-def _keep(devices: tuple[KnownDevice, ...], backend: str | None) -> tuple[KnownDevice, ...]:
-    _asked_before.update({(backend, device.spec.name.lower()): device for device in devices})
-    return devices
-
-
-@cache
-def _found_gpus(backend: str | None) -> tuple[KnownDevice, ...]:
-    """found_gpus, cached: the child process takes 0.4 s, and more for each GPU that is opened. backend: the user's."""
+def _asked(text: str) -> tuple[KnownDevice, ...]:
+    """Return the devices of a text, each asked for once: a child process takes 0.4 s, and more for each GPU that it
+    opens."""
 
     def failed(reason: str) -> DeviceError:
-        return DeviceError(f"cannot list GPUs: {reason}; check them with `oallama doctor`, or use --device none")
+        what = f"device {text}" if text else "GPUs"
+        return DeviceError(f"cannot query {what}: {reason}; check with `oallama doctor`, or use --device none")
 
-    told = ask_child(MODULE, {}, TIMEOUT_S, failed, unexpected=DeviceError)["gpus"]
-    return _keep(tuple(map(_told, told)), backend)
+    backend = user_backend()
+    known = _known.get((backend, text.lower()))
+    if known is None:
+        rows = ask_child(MODULE, {"device": text}, TIMEOUT_S, failed, unexpected=DeviceError)["devices"]
+        known = tuple(KnownDevice(parse_device(row["spec"]), row["identity"]) for row in rows)
+        _known[backend, text.lower()] = known
+        _known.update({(backend, str(device.spec).lower()): (device,) for device in known})
+    return known
 
 
 def identity_of(info: DeviceInfo, driver_files: list[str]) -> dict[str, Any]:
@@ -128,23 +129,6 @@ def _has_gpu_backend() -> bool:
     return user_backend() is not None or not all(_NO_GPU.fullmatch(file.name) for file in files)
 
 
-def _asked(spec: DeviceSpec) -> KnownDevice:
-    def failed(reason: str) -> DeviceError:
-        remedy = "check it with `oallama doctor`, or use --device none"
-        return DeviceError(f"cannot query device {spec}: {reason}; {remedy}")
-
-    backend = user_backend()
-    known = _asked_before.get((backend, spec.name.lower())) if spec.kind == "ggml" else None
-    if known is not None:
-        return known
-    told = _told(ask_child(MODULE, {"device": str(spec)}, TIMEOUT_S, failed, unexpected=DeviceError))
-    return _keep((told,), backend)[0] if spec.kind == "ggml" else told
-
-
-def _told(answer: Mapping[str, Any]) -> KnownDevice:
-    return KnownDevice(parse_device(answer["spec"]), answer["identity"])
-
-
 #
 # the child's side
 #
@@ -160,19 +144,14 @@ def known_of(device: OpenDevice, maps: str) -> KnownDevice:
 
 
 def _ask(request: dict[str, Any], progress: Any) -> dict[str, Any]:
-    from oallama.device.opening import list_devices, local_gpus
+    from oallama.device.opening import list_devices, local_gpus, open_device
 
-    if "device" not in request:
-        return {"gpus": [_answer_of(info.name) for info in local_gpus(list_devices())]}
-    return _answer_of(request["device"])
-
-
-def _answer_of(device: str) -> dict[str, Any]:
-    from oallama.device.opening import open_device
-
-    with open_device(device) as opened:
-        known = known_of(opened, _memory_map())
-    return {"spec": str(known.spec), "identity": known.identity}
+    rows = []
+    for text in [request["device"]] if request["device"] else [gpu.name for gpu in local_gpus(list_devices())]:
+        with open_device(text) as opened:
+            known = known_of(opened, _memory_map())
+        rows.append({"spec": str(known.spec), "identity": known.identity})
+    return {"devices": rows}
 
 
 def _memory_map() -> str:

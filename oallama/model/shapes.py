@@ -74,13 +74,13 @@ def gated_ffn(n_embd: int, n_ff: int, suffix: str = "") -> dict[str, Ne]:
 
 
 QKV = ("attn_q", "attn_k", "attn_v")
-NONE: dict[str, Any] = {}
+EMPTY: dict[str, Any] = {}
 
 
 def shape(
     arch: str, *sizes: Any, head_dim: int = 0, n_expert: int = 0, n_expert_used: int = 0, n_ff_expert: int = 0,
-    biased: Iterable[str] = (), norms: Iterable[str] = ("attn_norm", "ffn_norm"), matrices: dict[str, Ne] = NONE,
-    vectors: dict[str, int] = NONE, metadata: dict[str, Any] = NONE, **more: Any,
+    biased: Iterable[str] = (), norms: Iterable[str] = ("attn_norm", "ffn_norm"), matrices: dict[str, Ne] = EMPTY,
+    vectors: dict[str, int] = EMPTY, metadata: dict[str, Any] = EMPTY, **more: Any,
 ) -> ModelShape:  # fmt: skip
     """RMSNorm, attention and a gated FFN or experts, as most models have them.
 

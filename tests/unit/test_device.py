@@ -321,7 +321,7 @@ def test_auto_asks_only_where_there_is_a_back_end_for_gpus(tmp_path, monkeypatch
 
     def run_in_child(module, request, timeout_s):
         asked.append(request)
-        return {"gpus": [{"spec": name, "identity": identity_of(CARD, [])} for name in ("CUDA0", "CUDA1")]}
+        return {"devices": [{"spec": name, "identity": identity_of(CARD, [])} for name in ("CUDA0", "CUDA1")]}
 
     monkeypatch.setattr("ggml_bridge.child.run_in_child", run_in_child)
     monkeypatch.setattr("ggml_bridge.library.soname", lambda name: f"lib{name}.so.0")
@@ -334,8 +334,10 @@ def test_auto_asks_only_where_there_is_a_back_end_for_gpus(tmp_path, monkeypatch
     assert known_device("auto").identity and len(asked) == 1
     (tmp_path / "libggml-vulkan.so.0").touch()
     assert known_device("auto") == found_gpus()[0] == known_device(None)
-    assert [gpu.spec.name for gpu in found_gpus()] == ["CUDA0", "CUDA1"] and asked == [{}]
-    assert tuple(map(known_device, ("CUDA0", "cuda1"))) == found_gpus() and asked == [{}], "each is opened once"
+    assert [gpu.spec.name for gpu in found_gpus()] == ["CUDA0", "CUDA1"] and asked == [{"device": ""}]
+    assert tuple(map(known_device, ("CUDA0", "cuda1"))) == found_gpus() and asked == [{"device": ""}], (
+        "each is opened once"
+    )
 
 
 @pytest.mark.parametrize(
