@@ -81,8 +81,7 @@ def test_a_card_is_not_described_to_compute_what_cuda_does_not() -> None:
 @pytest.mark.parametrize("name", CARDS)
 def test_a_described_card_gives_the_published_run_again(name: str) -> None:
     """LLaMA-2-7B Q4_0 whole on the card, priced by the cost model from the card's rates."""
-    sheets = [sheet.published for sheet in known._SHEETS]
-    published = next(one for one in (*known._PUBLISHED, *sheets) if one.name == name)
+    published = next(runs for runs in (*known._PUBLISHED, *known._UNPUBLISHED) if runs.name == name)
     llama = model_info(n_layer=32, n_embd=4096, n_ff=11008, n_head=32, n_head_kv=32, n_embd_head_k=128,
                        n_embd_head_v=128, n_vocab=32000)  # fmt: skip
     world = World(model=llama, host=USUAL_PC, card=preset(name), tokens=(1, 512), share=1.5)
