@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import inf
+from operator import itemgetter
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import STOCK_BATCH, Options
@@ -55,97 +55,81 @@ def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
     Raises UsageError if the policy cannot place the model, DoesNotFit if it needs the device and not even KV and
     compute buffers of one layer fit, in any mode.
     """
-    best: VerifiedPlan | None = None
-    least_s, refused = inf, None
+    decisions: list[tuple[float, VerifiedPlan]] = []
+    refused: list[DoesNotFit] = []
     for problem in problems:
-        search = _Search(problem, request)
+        candidates: list[Candidate] = []
         try:
-            for policy, policy_request in search.tries():
-                search.candidates.append((policy, policy.place(problem, policy_request)))
+            for policy, policy_request in _tries(problem, request, candidates):
+                candidates.append((policy, policy.place(problem, policy_request)))
         except DoesNotFit as error:
-            refused = refused or error
+            refused.append(error)
             continue
-        decision = search.best()
-        seconds = seconds_over(problem, decision, request.passes)
-        if best is None or seconds < least_s:
-            best, least_s = decision, seconds
-    if best is None:
-        assert refused is not None
-        raise refused
-    return best
-
-
-class _Search:
-    """The search in one attention mode: the requested policy, or those of `auto`; then larger micro-batches."""
-
-    def __init__(self, problem: Problem, request: Request) -> None:
-        self._problem, self._request, self._n_first = problem, request, 1
-        self.candidates: list[tuple[Policy, VerifiedPlan]] = []
-
-    def tries(self) -> Iterator[tuple[Policy, Request]]:
-        """Yield (policy, request) pairs to place next, depending on what was found so far."""
-        problem, request, policy = self._problem, self._request, self._request.policy
-        if problem.profile.device == CPU_DEVICE and (policy is None or not policy.is_given):
-            yield cpu, request
-            return
-        allowed_request = replace(
-            request, required=policy is not None,
-            n_ubatches=[n for n in request.n_ubatches if problem.allows(replace(request.workload, n_ubatch=n))],
-        )  # fmt: skip
-        for tried_policy in policies_of_auto(problem) if policy is None else (policy,):
-            yield tried_policy, allowed_request
-        if policy is None and not request.quick:
-            to_beat_s = min(map(_seconds, self.candidates))
-            for strongest in most_promising(
-                problem, allowed_request, n_ubatches=allowed_request.n_ubatches, most=1, to_beat_s=to_beat_s
-            ):
-                self.candidates.append((stock, replace(strongest, policy=stock.name)))
-        self._n_first = len(self.candidates)
-        yield from self._larger(replace(allowed_request, required=False))
-
-    def _larger(self, request: Request) -> Iterator[tuple[Policy, Request]]:
-        """Yield policies again with larger micro-batches, the most promising first, while one is predicted to win.
-        Skips policies that keep their micro-batch, placements whose micro-batch had to be lowered, and placements
-        without a device, which stream nothing."""
-        problem, n_layer = self._problem, self._problem.graph.n_layer
-        grow = [
-            (policy, decision) for policy, decision in self.candidates
-            if not policy.keeps_ubatch and decision.workload == request.workload
-            and decision.placement.uses_device(n_layer)
-        ]  # fmt: skip
-        promises = [
-            (seconds_in(problem, decision, n, request.phase), n, i)
-            for n in request.n_ubatches for i, (_, decision) in enumerate(grow)
-        ]  # fmt: skip
-        for promised_s, n_ubatch, i in sorted(promises):
-            if promised_s >= min(map(_seconds, self.candidates)):
-                return
-            larger = replace(request, workload=replace(request.workload, n_ubatch=n_ubatch))
-            yield grow[i][0], larger
-            _, decision = self.candidates[-1]
-            if decision.workload != larger.workload or not decision.placement.uses_device(n_layer):
-                self.candidates.pop()
-
-    def best(self) -> VerifiedPlan:
-        """The fastest plan, with its notes."""
-        policy, best = min(self.candidates, key=_seconds)
-        _, first = min(self.candidates[: self._n_first], key=_seconds)
-        if best is not first:
-            gain = 1 - best.placement.seconds / first.placement.seconds
-            change = f"raised from {first.workload.n_ubatch} to {best.workload.n_ubatch} tokens"
-            note = f"micro-batch {change}: predicted to take {gain:.0%} less time"
-            best = replace(best, notes=(note, *best.notes))
+        policy, decision = min(candidates, key=_seconds)
         if policy.caveat:
-            best = replace(best, notes=(*best.notes, policy.caveat))
-        return policy.finish(best, self._request.policy is None)
+            decision = replace(decision, notes=(*decision.notes, policy.caveat))
+        decision = policy.finish(decision, request.policy is None)
+        decisions.append((seconds_over(problem, decision, request.passes), decision))
+    if not decisions:
+        raise refused[0]
+    return min(decisions, key=itemgetter(0))[1]
 
 
-def _seconds(candidate: tuple[Policy, VerifiedPlan]) -> float:
+Candidate = tuple[Policy, VerifiedPlan]
+
+
+def _tries(problem: Problem, request: Request, candidates: list[Candidate]) -> Iterator[tuple[Policy, Request]]:
+    """Yield (policy, request) pairs to place next in one attention mode: the requested policy, or those of `auto`; then
+    larger micro-batches. The caller appends what it places to `candidates`."""
+    policy = request.policy
+    if problem.profile.device == CPU_DEVICE and (policy is None or not policy.is_given):
+        yield cpu, request
+        return
+    n_ubatches = [n for n in request.n_ubatches if problem.allows(replace(request.workload, n_ubatch=n))]
+    request = replace(request, required=policy is not None, n_ubatches=n_ubatches)
+    for tried_policy in policies_of_auto(problem) if policy is None else (policy,):
+        yield tried_policy, request
+    if policy is None and not request.quick:
+        to_beat_s = min(map(_seconds, candidates))
+        configurations = most_promising(problem, request, n_ubatches=n_ubatches, most=1, to_beat_s=to_beat_s)
+        candidates += [(stock, replace(strongest, policy=stock.name)) for strongest in configurations]
+    yield from _with_larger_ubatches(problem, replace(request, required=False), candidates)
+
+
+def _with_larger_ubatches(
+    problem: Problem, request: Request, candidates: list[Candidate]
+) -> Iterator[tuple[Policy, Request]]:
+    """Yield policies again with larger micro-batches, the most promising first, while one is predicted to win. Skips
+    policies that keep their micro-batch, placements whose micro-batch had to be lowered, and placements without a
+    device, which stream nothing."""
+    n_layer, (_, first) = problem.graph.n_layer, min(candidates, key=_seconds)
+    grow = [
+        (policy, decision) for policy, decision in candidates
+        if not policy.keeps_ubatch and decision.workload == request.workload
+        and decision.placement.uses_device(n_layer)
+    ]  # fmt: skip
+    promises = [
+        (seconds_in(problem, decision, n, request.phase), n, i)
+        for n in request.n_ubatches for i, (_, decision) in enumerate(grow)
+    ]  # fmt: skip
+    for promised_s, n_ubatch, i in sorted(promises):
+        if promised_s >= min(map(_seconds, candidates)):
+            return
+        larger = replace(request, workload=replace(request.workload, n_ubatch=n_ubatch))
+        yield grow[i][0], larger
+        policy, decision = candidates.pop()
+        if decision.workload == larger.workload and decision.placement.uses_device(n_layer):
+            gain = 1 - decision.placement.seconds / first.placement.seconds
+            note = f"raised from {first.workload.n_ubatch} to {n_ubatch} tokens: predicted to take {gain:.0%} less time"
+            candidates.append((policy, replace(decision, notes=(f"micro-batch {note}", *decision.notes))))
+
+
+def _seconds(candidate: Candidate) -> float:
     return candidate[1].placement.seconds
 
 
 def policies_of_auto(problem: Problem) -> tuple[Policy, ...]:
-    """The policies among which `auto` takes the fastest, besides stock llama.cpp's own options (_Search): whole
+    """The policies among which `auto` takes the fastest, besides stock llama.cpp's own options (_tries): whole
     operators, whole layers, the CPU, and slices (with hot experts if the model can have them)."""
     with_slices = scheinfer if hot_fault(problem) else experts
     return oato, whole_layers, cpu, with_slices

@@ -72,7 +72,7 @@ class SliceSearch:
 
     def __init__(self, problem: Problem, budget: MemoryBudget, streams: bool, hot: bool) -> None:
         """streams: whether weights may be streamed; hot: whether the device may have the most used experts."""
-        self._problem, self._memory_budget, self._hot, self._quick = problem, budget, hot, budget.request.quick
+        self._problem, self._memory_budget, self._quick = problem, budget, budget.request.quick
         self._fine_values = COARSE_VALUES if self._quick else N_VALUES
         self._slicer = cache(budget.slicer(budget.request.workload, streams=streams, hot=hot).varied)
         ahead = streams and budget.request.rules.prefetch == "ahead" and not problem.profile.is_blocking
