@@ -22,7 +22,6 @@ from oallama.bench.records import ArmSpec, BenchTest, Setting
 from oallama.bench.search import tried
 from oallama.core.errors import DeviceError, DoesNotFit, UsageError
 from oallama.core.types import NGRAM, DecodeStep, Draft, Predicted, StockOptions, Workload
-from oallama.cost.passes import Pass, passes_at
 from oallama.placer import Placer
 from oallama.placer.drafter import Drafter, MtpBlock, beside_drafts
 from oallama.placer.stock import fit_sentence, promising_stock, stock_plan
@@ -136,23 +135,14 @@ class ArmMaker:
         workload = self.placer.workload(n_prompt, n_gen, load.n_ctx, load.n_ubatch, n_past)
         return replace(workload, step=self.step, n_outputs=load.n_outputs)
 
-    @property
-    def attention_passes(self) -> tuple[Pass, ...]:
-        """The passes for which plans choose their attention: the prompts and generations of all tests, each at its
-        depth."""
-        n_ubatch = self.setting.load.n_ubatch
-        return tuple(p for test in self.tests for p in passes_at(test.n_depth, test.n_prompt, test.n_gen, n_ubatch))
-
     def _plan(self, policy: str) -> Plan:
         if policy == FIT:
             self.progress("ask llama.cpp's --fit for its plan")
             return self.placer.plan(FIT, workload=self.workload)
         if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
-            return self.placer.plan(
-                "cpu", workload=self.workload, attention_passes=self.attention_passes, measure=False
-            )
+            return self.placer.plan("cpu", workload=self.workload, measure=False)
         rules = self.rules if policy == "oato" else Rules()
-        return self.placer.plan(policy, workload=self.workload, attention_passes=self.attention_passes, **asdict(rules))
+        return self.placer.plan(policy, workload=self.workload, **asdict(rules))
 
     def _predicted(self, plan: Plan, test: BenchTest) -> dict[str, float] | None:
         """Predicted seconds of a plan for a test; 0 for a part that the test lacks. None: unknown, as a plan file may

@@ -16,7 +16,6 @@ from oallama.core.profile import Profile
 from oallama.core.routing import Routing
 from oallama.core.types import CPU_DEVICE, Attention, DecodeStep, FlashAttention, ModelInfo, Operator, Workload
 from oallama.cost.graph import Graph, build_graph
-from oallama.cost.passes import Pass
 from oallama.device.identity import KnownDevice, found_gpus, known_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.plan.plan import Plan
@@ -263,9 +262,7 @@ class ModelOnDevice:
             attention = self.attention_rule.attention(mode)
         return self.options.attention(attention)
 
-    def unmeasured_attention(
-        self, workload: Workload, attention_passes: Sequence[Pass] | None = None
-    ) -> FlashAttention:
+    def unmeasured_attention(self, workload: Workload) -> FlashAttention:
         """The attention mode on the CPU alone, without measuring."""
 
         def known() -> Profile | None:
@@ -273,7 +270,7 @@ class ModelOnDevice:
                 return self.known_profile
             return None
 
-        return self.attention_rule.unmeasured_on_cpu(workload, known, attention_passes)
+        return self.attention_rule.unmeasured_on_cpu(workload, known)
 
     def keep_runs(self, plan: Plan, runs: Sequence[BlockRuns]) -> None:
         """Add measured times of a plan's blocks to the history of this model and machine, if one is kept; adopt_history

@@ -16,7 +16,6 @@ from oallama.core.options import Options
 from oallama.core.profile import Profile
 from oallama.core.types import Phase, Predicted, PrefetchMode, Workload
 from oallama.core.units import format_bytes
-from oallama.cost.passes import Pass
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.placer.described import problem_on
 from oallama.placer.model_on_device import ModelOnDevice
@@ -128,7 +127,6 @@ class Placer(ModelOnDevice):
         n_ubatch: int | None = None,
         affinity: AffinityRule = "default",
         fill: FillRule = "continue",
-        attention_passes: Sequence[Pass] | None = None,
         prefetch: PrefetchMode = "ahead",
         n_past: int = 0,
         *,
@@ -143,18 +141,16 @@ class Placer(ModelOnDevice):
         (Given).
 
         n_ubatch: micro-batch; None: from the options, else 512 or a larger size that is predicted to be faster
-        (planner/decide.py). attention_passes: forward passes to choose attention for; None: those of the workload.
-        prefetch: how far copies of streamed weights run ahead. n_past: tokens in the KV cache before the prompt.
-        workload: a record of these counts. draft_model: the path of a model that makes drafts; mtp: the model's own
-        last block does. measure False: use no profile and predict nothing; only for policy cpu or a placement.
-        Raises UsageError for an unknown policy, DoesNotFit, ProfileError, DeviceError.
+        (planner/decide.py). prefetch: how far copies of streamed weights run ahead. n_past: tokens in the KV cache
+        before the prompt. workload: a record of these counts. draft_model: the path of a model that makes drafts; mtp:
+        the model's own last block does. measure False: use no profile and predict nothing; only for policy cpu or a
+        placement. Raises UsageError for an unknown policy, DoesNotFit, ProfileError, DeviceError.
         """
         workload = workload or self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past, n_parallel)
 
         def planned(placer: Placer, workload: Workload = workload) -> Plan:
             return placer.plan(
-                policy, n_ubatch=n_ubatch, affinity=affinity, fill=fill, attention_passes=attention_passes,
-                prefetch=prefetch, workload=workload,
+                policy, n_ubatch=n_ubatch, affinity=affinity, fill=fill, prefetch=prefetch, workload=workload,
             )  # fmt: skip
 
         if draft_model is not None or mtp:
@@ -164,13 +160,13 @@ class Placer(ModelOnDevice):
             drafter = MtpBlock(self) if draft_model is None else DraftModel(self, draft_model)
             return planned_with_drafts(self, drafter, workload, planned)
         if not measure:
-            return unmeasured_plan(self, policy, workload, attention_passes)
+            return unmeasured_plan(self, policy, workload)
         rules = Rules(affinity, fill, prefetch)
         chosen = policy.policy(self) if isinstance(policy, Given) else policy_named(policy, rules)
         if chosen is not None and chosen.by_llama_cpp and not self.members:
             return fit_plan(self, workload)
         larger = larger_ubatches(workload, self.options) if n_ubatch is None else ()
-        request = Request(workload, chosen, rules=rules, passes=attention_passes, n_ubatches=larger)
+        request = Request(workload, chosen, rules=rules, n_ubatches=larger)
         if self.members and policy != "cpu":
             from oallama.placer.several import plan_over_devices
 

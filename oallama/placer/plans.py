@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from oallama.core.errors import UsageError
 from oallama.core.types import FlashAttention, MemoryBreakdown, StockOptions, Workload
-from oallama.cost.passes import Pass
 from oallama.placer.model_on_device import ModelOnDevice
 from oallama.plan.plan import Plan
 from oallama.planner.decide import policy_named
@@ -62,7 +61,6 @@ def unmeasured_plan(
     target: ModelOnDevice,
     policy: str | Policy | Given,
     workload: Workload,
-    attention_passes: Sequence[Pass] | None = None,
     stock_attention: bool = False,
 ) -> Plan:
     """Make a plan without a profile, which predicts nothing; see Placer.plan. stock_attention: llama.cpp chooses flash
@@ -73,7 +71,7 @@ def unmeasured_plan(
         raise UsageError("without measuring, only policy cpu and given placements can be planned")
     placement = (given or Given((), 0)).placement(target)
     is_stock = stock_attention or placement.stock is not None
-    mode = target.options.flash_attn if is_stock else target.unmeasured_attention(workload, attention_passes)
+    mode = target.options.flash_attn if is_stock else target.unmeasured_attention(workload)
     attention = target.attention_rule.attention(mode)
     load = target.no_alloc_loads.taken(workload, placement, attention)
     if given is None:

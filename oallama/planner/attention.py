@@ -16,7 +16,6 @@ from oallama.core.units import MIB
 from oallama.cost.kernels import index_non_matmul, non_matmul_of, non_matmul_seconds
 from oallama.cost.passes import Pass
 from oallama.cost.passes import passes as workload_passes
-from oallama.planner.placement import VerifiedPlan
 from oallama.planner.policies.registry import Request
 from oallama.planner.problem import Problem
 from oallama.profile.wanted import in_steps
@@ -24,6 +23,9 @@ from oallama.profile.wanted import in_steps
 SCORES_SHARE, SCORES_BYTES = 0.5, 256 * MIB
 """Without flash attention a compute buffer holds the scores of a micro-batch against the whole context. It may take
 this share of the model file's bytes, or SCORES_BYTES if that is more."""
+
+
+_MODES: tuple[FlashAttention, ...] = ("on", "off")
 
 
 def with_attention(profile: Profile, flash_attn: FlashAttention) -> Profile:
@@ -59,23 +61,15 @@ def attention_choices(
     plain_allowed: whether flash attention may be off (type of the V cache, memory).
     """
     faster: list[FlashAttention] = []
-    lacking: set[FlashAttention] = set() if plain_allowed else {"off"}
+    possible: list[FlashAttention] = ["on", "off"] if plain_allowed else ["on"]
     for device in dict.fromkeys((profile.device, CPU_DEVICE)):
-        flash, plain = (attention_seconds(profile, mode, device, passes) for mode in ("on", "off"))
-        if flash is None and plain is None:
-            continue
-        if flash is None:
-            lacking.add("on")
-        if plain is None:
-            lacking.add("off")
-        faster.append("on" if plain is None or (flash is not None and flash <= plain) else "off")
-    modes: list[FlashAttention] = [mode for mode in dict.fromkeys(faster) if mode not in lacking]
-    if faster and not modes:
-        modes = [mode for mode in _MODES if mode not in lacking]
-    return tuple(modes)
-
-
-_MODES: tuple[FlashAttention, ...] = ("on", "off")
+        timed = {mode: attention_seconds(profile, mode, device, passes) for mode in _MODES}
+        seconds = {mode: s for mode, s in timed.items() if s is not None}
+        if seconds:
+            faster.append(min(seconds, key=seconds.__getitem__))
+            possible = [mode for mode in possible if mode in seconds]
+    modes = [mode for mode in dict.fromkeys(faster) if mode in possible]
+    return tuple(modes or (possible if faster else ()))
 
 
 def non_matmul_total(
@@ -115,10 +109,7 @@ def scores_fit(model: ModelInfo, workload: Workload) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """How attention is chosen for a model under the user's options.
-
-    passes (of the methods): forward passes to choose for; None: those of the workload.
-    """
+    """How attention is chosen for a model under the user's options."""
 
     model: ModelInfo
     options: Options
@@ -127,25 +118,22 @@ class AttentionRule:
         """Attention in this mode, with the requested types of the KV cache (default F16)."""
         return self.options.attention(Attention(flash_attn))
 
-    def unmeasured_on_cpu(
-        self, workload: Workload, known: Callable[[], Profile | None], passes: Sequence[Pass] | None = None
-    ) -> FlashAttention:
+    def unmeasured_on_cpu(self, workload: Workload, known: Callable[[], Profile | None]) -> FlashAttention:
         """The mode on the CPU alone without new measurements. known: returns a profile if one exists."""
         if self.options.flash_attn != "auto":
             return self.options.flash_attn
         if not self._plain_allowed(workload):
             return "on"
-        profile, passes = known(), _passes(workload, passes)
+        profile, passes = known(), workload_passes(workload, "mixed")
         modes = attention_choices(replace(profile, device=CPU_DEVICE), passes) if profile else ()
         return modes[0] if modes else usual_attention(passes)
 
-    def modes(
-        self, profile: Profile, workload: Workload, passes: Sequence[Pass] | None = None
-    ) -> tuple[FlashAttention, ...]:
+    def modes(self, profile: Profile, workload: Workload) -> tuple[FlashAttention, ...]:
         """The modes to compare."""
         if self.options.flash_attn != "auto":
             return (self.options.flash_attn,)
-        return attention_choices(profile, _passes(workload, passes), self._plain_allowed(workload)) or ("auto",)
+        passes = workload_passes(workload, "mixed")
+        return attention_choices(profile, passes, self._plain_allowed(workload)) or ("auto",)
 
     def allows(self, flash_attn: FlashAttention, workload: Workload) -> bool:
         """Whether this workload's micro-batch is possible: without flash attention its buffer of scores must be small
@@ -167,26 +155,7 @@ class Problems:
     def worth_planning(self, request: Request) -> list[Problem]:
         """The problems of the attention modes that may be the fastest for a request."""
         requested, policy_mode = self.rule.options.flash_attn, request.policy.attention if request.policy else None
-        modes = self.rule.modes(self.profile, request.workload, request.passes)
+        modes = self.rule.modes(self.profile, request.workload)
         if policy_mode is not None:
             modes = (policy_mode if requested == "auto" else requested,)
         return [self.of(mode).of_step(request.workload.step) for mode in modes]
-
-
-def seconds_over(problem: Problem, decision: VerifiedPlan, passes: Sequence[Pass] | None) -> float:
-    """Predicted seconds of the workload, with the non-matmul work of `passes` instead of its own passes."""
-    total = decision.predicted.total_s
-    if passes is None:
-        return total
-    n_layer, mode = problem.graph.n_layer, problem.flash_attn
-    on_device = max(0, n_layer - decision.placement.first_device_layer)
-    layers, planned = (n_layer - on_device, on_device), workload_passes(decision.workload, "mixed")
-    return (
-        total
-        + non_matmul_total(problem.profile, mode, layers, passes)
-        - non_matmul_total(problem.profile, mode, layers, planned)
-    )
-
-
-def _passes(workload: Workload, passes: Sequence[Pass] | None) -> Sequence[Pass]:
-    return workload_passes(workload, "mixed") if passes is None else passes

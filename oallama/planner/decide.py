@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import STOCK_BATCH, Options
 from oallama.core.types import CPU_DEVICE, Phase, Workload
 from oallama.plan.plan import Plan
-from oallama.planner.attention import Problems, seconds_over
+from oallama.planner.attention import Problems
 from oallama.planner.explain import physical_bound
 from oallama.planner.parts import sliced_parts
 from oallama.planner.placement import VerifiedPlan, plan_record
@@ -55,7 +54,7 @@ def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
     Raises UsageError if the policy cannot place the model, DoesNotFit if it needs the device and not even KV and
     compute buffers of one layer fit, in any mode.
     """
-    decisions: list[tuple[float, VerifiedPlan]] = []
+    decisions: list[VerifiedPlan] = []
     refused: list[DoesNotFit] = []
     for problem in problems:
         candidates: list[Candidate] = []
@@ -68,11 +67,10 @@ def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
         policy, decision = min(candidates, key=_seconds)
         if policy.caveat:
             decision = replace(decision, notes=(*decision.notes, policy.caveat))
-        decision = policy.finish(decision, request.policy is None)
-        decisions.append((seconds_over(problem, decision, request.passes), decision))
+        decisions.append(policy.finish(decision, request.policy is None))
     if not decisions:
         raise refused[0]
-    return min(decisions, key=itemgetter(0))[1]
+    return min(decisions, key=lambda decision: decision.predicted.total_s)
 
 
 Candidate = tuple[Policy, VerifiedPlan]

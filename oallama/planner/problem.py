@@ -196,41 +196,25 @@ def own_bytes(problem: Problem, placement: Placement) -> int:
     return whole_bytes(problem.operators, placement.on_device) + placement.split.device_bytes + placement.cache_bytes
 
 
-def measured(
-    problem: Problem, workload: Workload, placement: Placement, capacity: int | None = None
-) -> MemoryBreakdown:
+def measured(problem: Problem, workload: Workload, placement: Placement) -> MemoryBreakdown:
     """The memory breakdown of a placement: llama.cpp's part by a no_alloc load, in which split operators are on the
-    host, plus the split back end's slices. `spare` may be negative. capacity: bytes of the device; None: as that load
-    found it."""
+    host, plus the split back end's slices. `spare` may be negative."""
     load = problem.no_alloc_load(workload, placement)
+    weights_host = load.weights_host + sum(splits.twice_bytes - splits.gg_bytes for splits in placement.device_splits)
+
+    def of_device(device: Problem, load: LoadBytes, splits: DeviceSplits, n_instances: int) -> MemoryBreakdown:
+        """n_instances: of the device's back end, llama.cpp's and the split back end's."""
+        return memory_breakdown(
+            device.capacity(load), device.vram_fill, load.weights_gpu + splits.held_bytes, 0, load.kv, load.compute,
+            splits.staging_bytes, device.runtime_bytes(workload, n_instances),
+        )  # fmt: skip
+
     if placement.device_layers:
-
-        def of_device(device: Problem, load: LoadBytes, splits: DeviceSplits) -> MemoryBreakdown:
-            return memory_breakdown(
-                device.capacity(load), device.vram_fill, load.weights_gpu + splits.held_bytes, 0, load.kv, load.compute,
-                splits.staging_bytes, device.runtime_bytes(workload, 1 + splits.is_sliced),
-            )  # fmt: skip
-
-        weights_host = load.weights_host + sum(
-            splits.twice_bytes - splits.gg_bytes for splits in placement.device_splits
-        )
-        return summed(tuple(map(of_device, problem.devices, load.devices, placement.device_splits)), weights_host)
-    weights_host = load.weights_host + placement.split.twice_bytes - placement.split.gg_bytes
-    return memory_breakdown(
-        problem.capacity(load) if capacity is None else capacity,
-        problem.vram_fill,
-        load.weights_gpu + placement.split.held_bytes + placement.cache_bytes,
-        weights_host,
-        load.kv,
-        load.compute,
-        placement.split.staging_bytes,
-        problem.runtime_bytes(workload, n_computing(problem, placement)),
-    )
-
-
-def n_computing(problem: Problem, placement: Placement) -> int:
-    """Number of instances of the device's back end: llama.cpp's and the split back end's."""
-    return int(placement.llama_uses_device(problem.graph.n_layer)) + int(placement.is_sliced)
+        devices = zip(problem.devices, load.devices, placement.device_splits, strict=True)
+        return summed(tuple(of_device(*device, 1 + device[2].is_sliced) for device in devices), weights_host)
+    load = replace(load, weights_gpu=load.weights_gpu + placement.cache_bytes)
+    n_instances = placement.llama_uses_device(problem.graph.n_layer) + placement.is_sliced
+    return replace(of_device(problem, load, placement.split, n_instances), weights_host=weights_host)
 
 
 def capacity_of(problem: Problem, workload: Workload) -> int:
@@ -284,34 +268,28 @@ def device_memory(
     their KV on the host, with the largest micro-batch whose buffers fit without KV. If those do not fit either: None,
     or DoesNotFit if the policy requires the device.
     """
-    requested_ubatch, n_layer = workload.n_ubatch, problem.graph.n_layer
-    without_kv: tuple[DeviceMemory, Workload] | None = None
-    while True:
-        memory = empty_memory(problem, workload)
-        if without_kv is None and memory.operator_budget(n_layer) >= 0:
-            without_kv = memory, workload
-        if memory.operator_budget(0) >= 0 or workload.n_ubatch // 2 < SMALLEST_UBATCH:
-            break
+    requested = workload
+    tried = [(empty_memory(problem, workload), workload)]
+    while tried[-1][0].operator_budget(0) < 0 and workload.n_ubatch // 2 >= SMALLEST_UBATCH:
         workload = replace(workload, n_ubatch=workload.n_ubatch // 2)
-    if memory.operator_budget(0) < 0 and without_kv is not None:
-        memory, workload = without_kv
-    notes = []
-    if workload.n_ubatch != requested_ubatch:
-        notes.append(
-            f"micro-batch lowered from {requested_ubatch} to {workload.n_ubatch} tokens to shrink the compute buffers"
-        )
-    if memory.operator_budget(0) >= 0:
-        return memory, workload, tuple(notes)
-    if without_kv is not None:
-        notes.append(
-            f"the KV cache ({format_bytes(memory.kv)}) does not fit the device: some layers keep their part on the host"
-        )
-        return memory, workload, tuple(notes)
-    needed = memory.kv + memory.compute + memory.other_weights
-    if required:
-        raise DoesNotFit(needed, memory.limit, problem.profile.device, "KV cache and compute buffers")
-    note = (
-        f"KV cache and compute buffers need {format_bytes(needed)} even with {workload.n_ubatch}-token micro-batches; "
-        f"the device may hold {format_bytes(memory.limit)}: everything stays on the CPU"
-    )
-    return None, replace(workload, n_ubatch=requested_ubatch), (note,)
+        tried.append((empty_memory(problem, workload), workload))
+    memory, workload = tried[-1]
+    notes: list[str] = []
+    if memory.operator_budget(0) < 0:
+        fitting = next((pair for pair in tried if pair[0].operator_budget(problem.graph.n_layer) >= 0), None)
+        if fitting is None:
+            needed = memory.kv + memory.compute + memory.other_weights
+            if required:
+                raise DoesNotFit(needed, memory.limit, problem.profile.device, "KV cache and compute buffers")
+            note = (
+                f"KV cache and compute buffers need {format_bytes(needed)} even with {workload.n_ubatch}-token "
+                f"micro-batches; the device may hold {format_bytes(memory.limit)}: everything stays on the CPU"
+            )
+            return None, requested, (note,)
+        memory, workload = fitting
+        kv = format_bytes(memory.kv)
+        notes.append(f"the KV cache ({kv}) does not fit the device: some layers keep their part on the host")
+    if workload != requested:
+        lowered = f"lowered from {requested.n_ubatch} to {workload.n_ubatch} tokens"
+        notes.insert(0, f"micro-batch {lowered} to shrink the compute buffers")
+    return memory, workload, tuple(notes)

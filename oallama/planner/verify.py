@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from oallama.core.types import Phase, Workload
 from oallama.core.units import format_bytes
-from oallama.cost.blocks import residents
 from oallama.planner.memory import memory_breakdown
 from oallama.planner.placement import Placement, VerifiedPlan
 from oallama.planner.price import price
@@ -20,15 +19,13 @@ def verify(
     workload: Workload,
     placement: Placement,
     notes: Sequence[str] = (),
-    capacity: int | None = None,
 ) -> VerifiedPlan:
-    """The verified plan of a placement. Its `spare` memory may be negative. notes: what was lowered before the search.
-    capacity: bytes of the device; None: as the no_alloc load found it.
-    """
+    """The verified plan of a placement. Its `spare` memory may be negative. notes: what was lowered before the
+    search."""
     placement = with_layouts(problem, workload, with_draft_block(problem, workload, placement))
-    memory = measured(problem, workload, placement, capacity)
+    memory = measured(problem, workload, placement)
     predicted = price(problem, workload, placement)
-    notes = (*notes, *placement.notes, *_streaming_notes(problem, placement), *_resident_notes(problem, placement))
+    notes = (*notes, *placement.notes, *_streaming_notes(problem, placement))
     return VerifiedPlan(policy, workload, placement, memory, predicted, notes, problem.flash_attn)
 
 
@@ -70,18 +67,3 @@ def _streaming_notes(problem: Problem, placement: Placement) -> tuple[str, ...]:
     rate = format_bytes(1 / profile.link["h2d_pageable"].beta_s_per_byte)
     cost = f"{profile.device} has no pinned host memory: weights are streamed from pageable memory, at {rate}/s"
     return (cost + ", and the CPU waits for every copy" if profile.is_blocking else cost,)
-
-
-def _resident_notes(problem: Problem, placement: Placement) -> tuple[str, ...]:
-    """A note if split blocks cannot live on the device beside their neighbours."""
-    profile = problem.profile
-    if not placement.is_sliced or profile.takes_residents:
-        return ()
-    resident = residents(problem.operators, placement.on_device, placement.first_device_layer)
-    n = sum(assignment.is_split and lives for assignment, lives in zip(placement.assignments, resident, strict=True))
-    if not n:
-        return ()
-    return (
-        f"{profile.device} accepts only its own buffer type: {n} split operators with neighbours on it compute "
-        "through host memory",
-    )

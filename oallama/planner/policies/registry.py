@@ -16,7 +16,6 @@ from typing import Any, get_args
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.plugins import load_offered, offered
 from oallama.core.types import FlashAttention, Phase, PrefetchMode, StreamSettings, Workload
-from oallama.cost.passes import Pass
 from oallama.cost.whole import Costs
 from oallama.planner.affinity import AffinityRule, FillRule
 from oallama.planner.memory import CorrectedBudget, DeviceMemory, for_weights
@@ -54,7 +53,6 @@ class Request:
     policy: Policy | None = None  # None: the fastest by prediction (`auto`)
     phase: Phase = "mixed"  # whose time counts
     rules: Rules = Rules()
-    passes: Sequence[Pass] | None = None  # that attention is chosen for; None: the workload's
     n_ubatches: Sequence[int] = ()  # micro-batches above the workload's that may be taken instead
     quick: bool = False  # search less: what-if plans for many devices
     required: bool = True  # raise DoesNotFit where the device has no room, else leave everything on the CPU
@@ -206,7 +204,7 @@ def best_verified(
             break
         placement, budget = proposed.pop(i), budgets[i]
         workload = replace(budget.workload, n_ubatch=placement.n_ubatch or budget.workload.n_ubatch)
-        last = verify(problem, name, workload, placement, budget.notes, capacity)
+        last = verify(problem, name, workload, placement, budget.notes)
         if last.memory.spare >= 0 and (best is None or key(last) < key(best)):
             best = last
             proposed = {i: placement for i, placement in proposed.items() if placement.seconds < last.placement.seconds}

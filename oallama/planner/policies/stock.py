@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf
 from operator import itemgetter
+from typing import Any
 
 from oallama.core.errors import UsageError
 from oallama.core.types import Operator, Predicted, StockOptions, Workload
@@ -62,7 +63,7 @@ def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory)
         placement = cpu_alone(problem, workload, "mixed")
     else:
         costs = costs_of(problem, workload, "mixed")
-        placement = replace(stock_fit(costs, problem.operators, memory.operator_budget), stock=StockOptions())
+        placement = _with_options(stock_fit(costs, problem.operators, memory.operator_budget))
     return placement, price(problem, workload, placement)
 
 
@@ -99,7 +100,7 @@ def stock_fit(costs: Costs, operators: Sequence[Operator], budget: OperatorBudge
 def stock_decision(problem: Problem, workload: Workload) -> VerifiedPlan:
     """The verified plan of --fit's placement."""
     placement, predicted = priced_stock_fit(problem, workload, empty_memory(problem, workload))
-    memory = measured(problem, workload, placement, problem.capacity(problem.no_alloc_load(workload, placement)))
+    memory = measured(problem, workload, placement)
     name = "fit" if placement.stock else "cpu"
     return VerifiedPlan(name, workload, placement, memory, predicted, (), problem.flash_attn)
 
@@ -124,17 +125,20 @@ Variant = Callable[[Problem, MemoryBudget], Placement | None]
 """One configuration of stock llama.cpp in a budget; None if it is impossible or does not fit."""
 
 
+def _with_options(placement: Placement, **options: Any) -> Placement:
+    return replace(placement, stock=replace(placement.stock or StockOptions(), **options))
+
+
 def _layers(problem: Problem, budget: MemoryBudget) -> Placement:
-    return replace(layers(budget.costs, budget.operator_bytes), stock=StockOptions())
+    return _with_options(layers(budget.costs, budget.operator_bytes))
 
 
 def _nothing(problem: Problem, budget: MemoryBudget) -> Placement:
-    placement = operators_on_cpu(len(problem.operators), problem.graph.n_layer + 1)
-    return replace(placement, stock=StockOptions())
+    return _with_options(operators_on_cpu(len(problem.operators), problem.graph.n_layer + 1))
 
 
 def _fitted(problem: Problem, budget: MemoryBudget) -> Placement:
-    return replace(stock_fit(budget.costs, problem.operators, budget.operator_bytes), stock=StockOptions())
+    return _with_options(stock_fit(budget.costs, problem.operators, budget.operator_bytes))
 
 
 def _fewest_experts(problem: Problem, budget: MemoryBudget) -> Placement | None:
@@ -154,7 +158,7 @@ def _without_experts(problem: Problem, n_layers: int) -> Placement | None:
     on_device = [operator for operator, on_host in zip(operators, hosted, strict=True) if not on_host]
     if not any(hosted) or any(kernels.on_device(operator) is None for operator in on_device):
         return None
-    return replace(Placement.whole([not on_host for on_host in hosted], 0), stock=StockOptions(n_cpu_moe=n_layers))
+    return _with_options(Placement.whole([not on_host for on_host in hosted], 0), n_cpu_moe=n_layers)
 
 
 def _with_no_host(variant: Variant) -> Variant:
@@ -162,9 +166,7 @@ def _with_no_host(variant: Variant) -> Variant:
         if stock_layouts(problem, StockOptions(no_host=True)) == stock_layouts(problem, StockOptions()):
             return None
         placement = variant(problem, budget)
-        if placement is None or placement.stock is None:
-            return None
-        return replace(placement, stock=replace(placement.stock, no_host=True))
+        return None if placement is None else _with_options(placement, no_host=True)
 
     return changed
 
@@ -175,13 +177,13 @@ def _cached(share_on_host: float) -> Variant:
 
     def changed(problem: Problem, budget: MemoryBudget) -> Placement | None:
         placement = _without_experts(problem, ceil(share_on_host * problem.graph.n_layer))
-        if placement is None or placement.stock is None or not problem.profile.link:
+        if placement is None or not problem.profile.link:
             return None
         remaining = budget.operator_bytes(0) - own_bytes(problem, placement)
         n_bytes = remaining // MIB * MIB
         if n_bytes <= 0 or not cached_layers(problem.operators, placement.on_device, 0, n_bytes):
             return None
-        return replace(placement, stock=replace(placement.stock, moe_cache_bytes=n_bytes))
+        return _with_options(placement, moe_cache_bytes=n_bytes)
 
     return changed
 
