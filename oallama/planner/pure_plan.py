@@ -103,21 +103,14 @@ def what_if(problem: Problem, card: Card, workload: Workload, policy: Policy | N
     """The plans of stock llama.cpp and of oallama for a card. problem: with the card's described profile, and
     counted_load_of. policy: the policy to compare with stock's fastest options (on the CPU if it does not fit); None:
     the faster of auto's and stock's."""
-    stock = strongest(problem, Request(workload, quick=True, required=False))
-    request = Request(workload, policy, quick=True)
-
-    def against_stock(best: VerifiedPlan) -> WhatIf:
-        return WhatIf((card,), stock, best, (0,), (0,))
-
-    if policy is not None:
+    stock = best = strongest(problem, Request(workload, quick=True, required=False))
+    if policy is not None or not all(stock.placement.on_device):
         try:
-            return against_stock(decide([problem], request))
+            best = decide([problem], Request(workload, policy, quick=True))
         except DoesNotFit:
-            return against_stock(on_cpu(problem, workload, "mixed"))
-    if all(stock.placement.on_device):
-        return against_stock(stock)
-    ours = decide([problem], request)
-    return against_stock(min(stock, ours, key=total_s))
+            best = on_cpu(problem, workload, "mixed")
+        best = min(stock, best, key=total_s) if policy is None else best
+    return WhatIf((card,), stock, best, (0,), (0,))
 
 
 def what_if_over(problem: Problem, cards: tuple[Card, ...], workload: Workload) -> WhatIf:
