@@ -32,8 +32,10 @@ def price(problem: Problem, workload: Workload, placement: Placement) -> Predict
     for device, (part, part_placement) in sliced_parts(problem, placement).items():
         slicer = slicer_of(part, workload, part_placement)
         sliced[device] = slicer.priced(*slicer.cuts_of(part_placement), part_placement.split.settings.token_assignment)
+    if sliced and not placement.device_layers:
+        return sliced[0].predicted(workload)
+    layouts = host_layouts(problem, workload, placement)
     if placement.device_layers:
-        layouts = host_layouts(problem, workload, placement)
 
         def over_devices(phase: Phase, sliced_s: Mapping[int, float]) -> float:
             devices = device_costs(problem, workload_passes(workload, phase), layouts, mapped=not sliced)
@@ -44,46 +46,38 @@ def price(problem: Problem, workload: Workload, placement: Placement) -> Predict
         prefill_s = over_devices("prefill", {device: plan.prefill_s for device, plan in sliced.items()})
         decode_s = over_devices("decode", {device: plan.decode_s for device, plan in sliced.items()})
         return Predicted.with_drafts(prefill_s, decode_s, workload)
-    if sliced:
-        return sliced[0].predicted(workload)
-    costs_in = WholeCosts(problem, workload, placement)
 
     def seconds(phase: str) -> float:
         total, phase_passes = 0.0, workload_passes(workload, phase)
         small = tuple(p for p in phase_passes if placement.cache_bytes and p.n_tokens <= MOST_TOKENS)
         for group in (small, tuple(p for p in phase_passes if p not in small)):
             if group:
-                costs, on_device, waits_s = costs_in(group)
+                costs, on_device, waits_s = whole_costs(problem, placement, layouts, group)
                 total += waits_s + placement_seconds(costs, on_device, placement.first_device_layer)
         return total
 
     return Predicted.with_drafts(seconds("prefill"), seconds("decode"), workload)
 
 
-class WholeCosts:
-    """Costs of passes under a placement of whole operators."""
-
-    def __init__(self, problem: Problem, workload: Workload, placement: Placement) -> None:
-        self._problem, self._placement = problem, placement
-        self._llama_uses_device = placement.llama_uses_device(problem.graph.n_layer)
-        self._layouts = host_layouts(problem, workload, placement)
-
-    def __call__(self, passes: tuple[Pass, ...]) -> tuple[Costs, Sequence[bool], float]:
-        """(costs, which operators the device computes, seconds of waits for stock llama.cpp's expert cache) over these
-        passes. They must all be larger than MOST_TOKENS or none: only small passes use that cache."""
-        problem, placement = self._problem, self._placement
-        on_device, cache_bytes = placement.on_device, placement.cache_bytes
-        costs = costs_over(problem, passes, self._llama_uses_device, self._layouts, mapped=not cache_bytes)
-        if not cache_bytes:
-            return costs, on_device, 0.0
-        cached = cached_layers(problem.operators, on_device, placement.first_device_layer, cache_bytes)
-        if passes[0].n_tokens > MOST_TOKENS:
-            return beside_cache(costs, cached), on_device, 0.0
-        rates = slice_rates(problem.profile)  # of weights in pinned memory
-        issue_s = rates.issue.alpha_s if rates.issue else 0.0
-        costs, waits_s = through_cache(costs, problem.operators, cached, rates.weights, issue_s)
-        in_cache = {i for group in cached for i in group.operators}
-        return costs, [is_device or i in in_cache for i, is_device in enumerate(on_device)], waits_s
+def whole_costs(
+    problem: Problem, placement: Placement, layouts: Sequence[str], passes: tuple[Pass, ...]
+) -> tuple[Costs, Sequence[bool], float]:
+    """(costs, which operators the device computes, seconds of waits for stock llama.cpp's expert cache) over these
+    passes of a placement of whole operators. They must all be larger than MOST_TOKENS or none: only small passes use
+    that cache. layouts: host_layouts."""
+    on_device, cache_bytes = placement.on_device, placement.cache_bytes
+    llama_uses_device = placement.llama_uses_device(problem.graph.n_layer)
+    costs = costs_over(problem, passes, llama_uses_device, layouts, mapped=not cache_bytes)
+    if not cache_bytes:
+        return costs, on_device, 0.0
+    cached = cached_layers(problem.operators, on_device, placement.first_device_layer, cache_bytes)
+    if passes[0].n_tokens > MOST_TOKENS:
+        return beside_cache(costs, cached), on_device, 0.0
+    rates = slice_rates(problem.profile)  # of weights in pinned memory
+    issue_s = rates.issue.alpha_s if rates.issue else 0.0
+    costs, waits_s = through_cache(costs, problem.operators, cached, rates.weights, issue_s)
+    in_cache = {i for group in cached for i in group.operators}
+    return costs, [is_device or i in in_cache for i, is_device in enumerate(on_device)], waits_s
 
 
 def host_layouts(problem: Problem, workload: Workload, placement: Placement) -> tuple[str, ...]:

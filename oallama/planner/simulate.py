@@ -20,7 +20,7 @@ from oallama.cost.passes import Pass, decode_pass, passes
 from oallama.cost.timeline import BlockTimes, Span, cycle_timeline, timeline
 from oallama.cost.whole import Costs, transfer_seconds
 from oallama.planner.placement import Placement
-from oallama.planner.price import WholeCosts, price
+from oallama.planner.price import host_layouts, price, whole_costs
 from oallama.planner.problem import Problem
 from oallama.planner.slicer import MODEL_ROUNDS, slicer_of
 
@@ -114,10 +114,10 @@ def _in_sequence(tasks: Iterable[Activity]) -> Iterator[Activity]:
 
 
 def _whole(problem: Problem, workload: Workload, placement: Placement) -> tuple[Iterator[Activity], Iterator[Activity]]:
-    costs_in = WholeCosts(problem, workload, placement)
+    layouts = host_layouts(problem, workload, placement)
 
     def tasks(p: Pass) -> Iterator[Activity]:
-        costs, on_device, waits_s = costs_in((p,))
+        costs, on_device, waits_s = whole_costs(problem, placement, layouts, (p,))
         yield Activity("in", "weights", "expert cache", 0.0, waits_s)
         yield from _pass(problem, costs, on_device, placement.first_device_layer)
 
