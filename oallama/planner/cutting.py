@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import cache
 from itertools import pairwise
 from math import ceil
+from operator import itemgetter
 from typing import Literal
 
 from oallama.core.types import Workload
@@ -190,7 +191,12 @@ class BlockOptions:
             self._cuts_of[key] = self._cuts(kind, objective)
         sliced = [[_streaming(kind, cut, most_cg) for cut in cuts] for cuts in self._cuts_of[key]]
         hot = [[cut] for cut in _hot_cuts(kind, self._n_values)]
-        return _ascending(kind, [self._best(kind, objective, cuts) for cuts in (*sliced, *hot)])
+
+        def fastest(cuts: Sequence[Cut]) -> Choice:
+            """The fastest cut, ignoring n_g; the first of equal ones."""
+            return min(((cut, self._seconds(kind, cut, objective)) for cut in cuts), key=itemgetter(1))
+
+        return _ascending(kind, list(map(fastest, (*sliced, *hot))))
 
     def _cuts(self, kind: BlockType, objective: Objective) -> tuple[tuple[Cut, ...], ...]:
         """Cuts for each GG, ascending: r_GG = i/n for i = 0..n, rounded to the block's step, and the best two-way split
@@ -218,10 +224,6 @@ class BlockOptions:
             return (cut, streamed)
 
         return tuple(map(cuts, sorted(wanted, reverse=True)))
-
-    def _best(self, kind: BlockType, objective: Objective, cuts: Sequence[Cut]) -> Choice:
-        """The fastest cut, ignoring n_g; the first of equal ones."""
-        return min(((cut, self._seconds(kind, cut, objective)) for cut in cuts), key=lambda choice: choice[1])
 
     def _seconds_of(self, kind: BlockType, cut: Cut, objective: Objective) -> float:
         """Seconds of one block over the passes of an objective, ignoring n_g."""

@@ -277,32 +277,26 @@ def placed_as_named(
 
 
 def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> Placement:
-    """The placement of a plan. Raises PlanError for an invalid cut."""
-    by_name = {row.name: row for row in plan.operators}
-    rows = [by_name[operator.name] for operator in operators]
-    cuts = [Cut(*slice_counts(operator, row)) for operator, row in zip(operators, rows, strict=True)]
-    assignments = tuple(Assignment(cut, row.layout, row.hot_experts) for cut, row in zip(cuts, rows, strict=True))
-
-    def gg_bytes(device: int) -> int:
-        selected = [row.device == device and not place.is_device for row, place in zip(rows, assignments, strict=True)]
-        return slice_weights(
-            operators, [is_selected * place.cut.gg for is_selected, place in zip(selected, assignments, strict=True)]
-        )
-
-    def hot_bytes_of(device: int) -> int:
-        return sum(
-            hot_bytes(operator, row) for operator, row in zip(operators, rows, strict=True) if row.device == device
-        )
-
+    """The placement of a plan. Raises PlanError for an invalid cut, and for another model's plan."""
+    pairs = plan.pairs(operators)
+    assignments = tuple(
+        Assignment(Cut(*slice_counts(operator, row)), row.layout, row.hot_experts) for operator, row in pairs
+    )
     layers = plan.device_layers(operators, n_layer)
-    staging = [memory.staging for memory in plan.memory.devices or (plan.memory,)]
-    staging += [0] * (len(layers) - len(staging))
-    splits = [
-        DeviceSplits(gg_bytes(number), hot_bytes_of(number), n_bytes, 0, settings_of(plan.split_settings, number))
-        for number, n_bytes in enumerate(staging)
-    ]
+    staging_of = dict(enumerate(memory.staging for memory in plan.memory.devices or (plan.memory,)))
+
+    def splits_of(device: int) -> DeviceSplits:
+        gg = [
+            assignment.cut.gg if row.device == device and not assignment.is_device else 0
+            for (_, row), assignment in zip(pairs, assignments, strict=True)
+        ]
+        hot = sum(hot_bytes(operator, row) for operator, row in pairs if row.device == device)
+        settings = settings_of(plan.split_settings, device)
+        return DeviceSplits(slice_weights(operators, gg), hot, staging_of.get(device, 0), 0, settings)
+
+    splits = tuple(map(splits_of, range(len(layers) or 1)))
     first_device_layer = n_layer + 1 - plan.n_gpu_layers
-    return Placement(assignments, first_device_layer, splits=tuple(splits), device_layers=layers, stock=plan.stock)
+    return Placement(assignments, first_device_layer, splits=splits, device_layers=layers, stock=plan.stock)
 
 
 def unmeasured_cpu_record(

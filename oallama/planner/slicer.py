@@ -295,9 +295,7 @@ class Slicer:
             tuple((kind.weight_bytes(cut), seconds) for cut, seconds in kind_choices)
             for kind, kind_choices in zip(mode.kinds, choices, strict=True)
         ]
-        prompt, n_batch = passes(self.workload, "prefill"), self.workload.largest_batch
-        lengths = sorted({p.n_tokens for p in prompt}) if mode.with_n_g else []
-
+        n_batch = self.workload.largest_batch
         staging, needed = -1, 0
         while needed > staging:  # ends when the staging that was subtracted suffices
             staging = needed
@@ -305,7 +303,7 @@ class Slicer:
             counts = Counter(zip(kind_of, selection.chosen, strict=True))
             cut_block_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
             counted = [(*cut_block_of[choice], count) for choice, count in counts.items()]
-            table = tuple((n, least_n_g(counted, self.pricing, n)[0]) for n in lengths)
+            table = self._n_g_of_prompt(counted) if mode.with_n_g else ()
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None
             cut_blocks = tuple(cut_block_of[choice] for choice in zip(kind_of, selection.chosen, strict=True))
@@ -318,6 +316,11 @@ class Slicer:
                 return plan if plan.twice_bytes <= self._problem.host_budget else None
         return None
 
+    def _n_g_of_prompt(self, counted: Counted) -> TokenTable:
+        """The best n_g for each batch size of the workload's prompt."""
+        sizes = sorted({p.n_tokens for p in passes(self.workload, "prefill")})
+        return tuple((n, least_n_g(counted, self.pricing, n)[0]) for n in sizes)
+
     #
     # prices
     #
@@ -327,9 +330,7 @@ class Slicer:
         split = placement.split
         if not split.settings.token_assignment:
             return placement
-        counted = count_blocks(self.cuts_of(placement)[1])
-        lengths = sorted({p.n_tokens for p in passes(self.workload, "prefill")})
-        table = tuple((n, least_n_g(counted, self.pricing, n)[0]) for n in lengths)
+        table = self._n_g_of_prompt(count_blocks(self.cuts_of(placement)[1]))
         split = replace(split, settings=replace(split.settings, token_assignment=table))
         return replace(placement, splits=(split, *placement.splits[1:]))
 
