@@ -133,9 +133,7 @@ def swap_operators(costs: Costs, operators: Sequence[Operator], budget: Operator
             break
     if seconds >= filled.seconds * (1 - LEAST_GAIN):
         return filled
-    return _noted(
-        replace(filled, assignments=whole_assignments(sides), first_device_layer=first, seconds=seconds), filled
-    )
+    return replace(filled, assignments=whole_assignments(sides), seconds=seconds)
 
 
 def _swaps(moves: Sequence[_Move], remaining: int) -> Iterator[tuple[_Move, ...]]:
@@ -222,11 +220,3 @@ def _groups(members: Sequence[Operator]) -> list[Sequence[int]]:
     others = [i for i in range(len(members)) if i not in ffn]
     alone: list[Sequence[int]] = [range(i, i + 1) for i in range(len(members))]
     return alone if any(operator.layer is None for operator in members) else [*alone, others, ffn, range(len(members))]
-
-
-def _noted(placement: Placement, filled: Placement) -> Placement:
-    """The placement with a note that says how many operators changed sides after OATO's fill."""
-    n_moved = sum(a != b for a, b in zip(placement.on_device, filled.on_device, strict=True))
-    many = "" if n_moved == 1 else "s"
-    note = f"after OATO's fill, {n_moved} operator{many} changed sides to save predicted time"
-    return replace(placement, notes=(note,))

@@ -105,12 +105,12 @@ class SliceSearch:
         slicer = self._slicer(best.workload, best.n_slots)
         if plan.token_assignment:
             plan = slicer.with_table(plan, best.budget[0])
-        placement, notes = slicer.placed(best.whole, plan, self._memory_budget.request.phase), best.whole.notes
+        placement, notes = slicer.placed(best.whole, plan, self._memory_budget.request.phase), hot_notes(plan)
         requested, n_ubatch = self._memory_budget.workload.n_ubatch, best.workload.n_ubatch
         if n_ubatch != requested:
             change = f"lowered from {requested} to {n_ubatch} tokens"
-            notes = (*notes, f"micro-batch {change} to leave room for slices")
-        yield replace(placement, notes=(*notes, *hot_notes(plan)), n_ubatch=n_ubatch)
+            notes = (f"micro-batch {change} to leave room for slices", *notes)
+        yield replace(placement, notes=notes, n_ubatch=n_ubatch)
 
     def _trials_on_cpu(self, trials: list[Trial]) -> Iterator[Trial]:
         """Yield trials with llama.cpp on the CPU alone; the caller cuts each and appends it to `trials`. While memory
