@@ -32,7 +32,7 @@ from card_model import (
 )
 from shared import InputError, guarded, parser_of, write_document
 
-from oallama.planner.pure_plan import ModelHeader
+from oallama.planner.attention import ModelHeader
 
 Vector = npt.NDArray[np.float64]
 Row = dict[str, Any]

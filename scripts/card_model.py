@@ -25,10 +25,9 @@ from oallama.cost.whole import Costs, placement_seconds
 from oallama.device.card import Card, Host
 from oallama.device.machines import machine_of
 from oallama.model.shapes import attention_and_ffn
-from oallama.planner.attention import with_attention
+from oallama.planner.attention import ModelHeader, with_attention
 from oallama.planner.placement import Placement
 from oallama.planner.problem import LoadBytes, Problem, costs_over
-from oallama.planner.pure_plan import ModelHeader
 from oallama.profile.described import described
 
 #

@@ -40,9 +40,10 @@ from oallama.model.hyperparameters import model_info
 from oallama.model.operators import operators
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
+from oallama.planner.attention import ModelHeader
 from oallama.planner.decide import larger_ubatches, plan, policy_named
 from oallama.planner.policies.registry import Request, Rules
-from oallama.planner.pure_plan import Memory, ModelHeader, counted_load, pure_problems
+from oallama.planner.pure_plan import Memory, counted_load, pure_problems
 from oallama.profile.described import TOKENS, described, with_card
 from oallama.profile.store import read_profile
 

@@ -19,12 +19,11 @@ from oallama.cost.graph import Graph, build_graph
 from oallama.device.identity import KnownDevice, found_gpus, known_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.plan.plan import Plan
-from oallama.planner.attention import AttentionRule, Problems
+from oallama.planner.attention import AttentionRule, ModelHeader, Problems, problem_of
 from oallama.planner.memory import vram_beside
 from oallama.planner.placement import Placement, placed_by_plan
 from oallama.planner.price import seen_passes
 from oallama.planner.problem import Problem, costs_of
-from oallama.planner.pure_plan import ModelHeader, problem_of
 from oallama.profile.busy import was_busy
 from oallama.profile.emulate import resolved, this_host, usual_threads
 from oallama.profile.history import adopted, corrected, rates_text, with_seen
@@ -222,11 +221,10 @@ class ModelOnDevice:
 
     def problem(self, flash_attn: FlashAttention) -> Problem:
         """The planning problem for one attention mode. Raises the same as profile."""
-        load = self.no_alloc_loads.taken
+        load = partial(self.no_alloc_loads.taken, attention=self.attention_rule.attention(flash_attn))
         if self.members:
             first_problem, *other_problems = (member.problem(flash_attn) for member in self.members)
-            over_all = partial(load, attention=self.attention_rule.attention(flash_attn))
-            return replace(first_problem, no_alloc_load=over_all, devices=(first_problem, *other_problems))
+            return replace(first_problem, no_alloc_load=load, devices=(first_problem, *other_problems))
         profile = self._profile or self.profile()
         budget = host_free_beside(self.model.file_bytes)
         return problem_of(self.header, self.options, profile, flash_attn, load, budget, self.routing)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from oallama.core.options import PLAIN_V_TYPES, Options
 from oallama.core.profile import Profile
-from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo, Workload
+from oallama.core.routing import Routing
+from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo, Operator, Workload
 from oallama.core.units import MIB
-from oallama.cost.kernels import index_non_matmul, non_matmul_of, non_matmul_seconds
+from oallama.cost.graph import Graph
+from oallama.cost.kernels import index_non_matmul, non_matmul_seconds
 from oallama.cost.passes import Pass
 from oallama.cost.passes import passes as workload_passes
 from oallama.planner.policies.registry import Request
-from oallama.planner.problem import Problem
+from oallama.planner.problem import NoAllocLoad, Problem
 from oallama.profile.wanted import in_steps
 
 SCORES_SHARE, SCORES_BYTES = 0.5, 256 * MIB
@@ -70,14 +73,6 @@ def attention_choices(
             possible = [mode for mode in possible if mode in seconds]
     modes = [mode for mode in dict.fromkeys(faster) if mode in possible]
     return tuple(modes or (possible if faster else ()))
-
-
-def non_matmul_total(
-    profile: Profile, flash_attn: FlashAttention, layers: tuple[int, int], passes: Sequence[Pass]
-) -> float:
-    """Seconds of the non-matmul work of all layers. layers: numbers of layers on the CPU and on the device."""
-    on_cpu, on_device = non_matmul_of(index_non_matmul(with_attention(profile, flash_attn)), profile.device, passes)
-    return layers[0] * on_cpu + layers[1] * on_device
 
 
 def usual_attention(passes: Sequence[Pass]) -> FlashAttention:
@@ -145,6 +140,40 @@ class AttentionRule:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelHeader:
+    """A model as the header of its GGUF describes it. operators: in graph order."""
+
+    model: ModelInfo
+    operators: tuple[Operator, ...]
+    graph: Graph
+
+
+def problem_of(
+    header: ModelHeader,
+    options: Options,
+    profile: Profile,
+    flash_attn: FlashAttention,
+    no_alloc_load: NoAllocLoad,
+    host_budget: int,
+    routing: Routing | None,
+) -> Problem:
+    """The problem for one attention mode. no_alloc_load: with that attention."""
+    return Problem(
+        header.operators,
+        header.graph,
+        with_attention(profile, flash_attn),
+        no_alloc_load,
+        options.vram,
+        options.vram_fill,
+        options.gpu_weights,
+        host_budget,
+        routing,
+        flash_attn=flash_attn,
+        allows=partial(AttentionRule(header.model, options).allows, flash_attn),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Problems:
     """The planning problems of a model on a device, by attention mode. profile: with the cases of all modes."""
 
@@ -154,8 +183,7 @@ class Problems:
 
     def worth_planning(self, request: Request) -> list[Problem]:
         """The problems of the attention modes that may be the fastest for a request."""
-        requested, policy_mode = self.rule.options.flash_attn, request.policy.attention if request.policy else None
         modes = self.rule.modes(self.profile, request.workload)
-        if policy_mode is not None:
-            modes = (policy_mode if requested == "auto" else requested,)
+        if self.rule.options.flash_attn == "auto" and request.policy and request.policy.attention:
+            modes = (request.policy.attention,)
         return [self.of(mode).of_step(request.workload.step) for mode in modes]

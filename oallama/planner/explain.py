@@ -19,14 +19,14 @@ from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE, FlashAttention, MemoryBreakdown, Operator, Predicted, Workload
 from oallama.cost.experts import ExpertUse, expert_use
 from oallama.cost.graph import computes_outputs_only
+from oallama.cost.kernels import index_non_matmul, non_matmul_of
 from oallama.cost.passes import Pass, decode_pass, passes
 from oallama.cost.rates import interference_at, interference_curve
 from oallama.cost.whole import OperatorCost, operator_costs
 from oallama.plan.plan import Plan
-from oallama.planner.attention import non_matmul_total
-from oallama.planner.memory import usable
+from oallama.planner.attention import with_attention
 from oallama.planner.policies.stock import priced_stock_fit
-from oallama.planner.problem import Problem, capacity_of, empty_memory, operators_limit
+from oallama.planner.problem import Problem, empty_memory, operators_limit
 
 GOLDEN = 0.6180339887498949
 ROUNDS = 40  # of a search: its interval shrinks to 4e-9 of the first one
@@ -176,15 +176,13 @@ def baselines(problem: Problem, workload: Workload, used: MemoryBreakdown, alone
     workload have the same baselines. used: the plan's memory; if it does not use the device, the bound may use all of
     it. alone: times of the CPU alone.
     """
-    if problem.profile.device != CPU_DEVICE and not used.limit:
-        runtime = problem.runtime_bytes(workload)
-        used = replace(used, limit=usable(capacity_of(problem, workload), problem.vram_fill, runtime))
-    others = (Baseline(CPU_ALONE, alone), Baseline(BOUND, physical_bound(problem, workload, used)))
-    if problem.profile.device == CPU_DEVICE:
-        return others
-    memory = empty_memory(problem, workload)
-    empty = memory.budget(problem.graph.n_layer) < 0  # its buffers do not fit
-    return (Baseline(STOCK, alone if empty else priced_stock_fit(problem, workload, memory)[1]), *others)
+    stock: list[Baseline] = []
+    if problem.profile.device != CPU_DEVICE:
+        memory = empty_memory(problem, workload)
+        buffers_fit = memory.budget(problem.graph.n_layer) >= 0
+        stock.append(Baseline(STOCK, priced_stock_fit(problem, workload, memory)[1] if buffers_fit else alone))
+        used = used if used.limit else replace(used, limit=memory.limit)
+    return (*stock, Baseline(CPU_ALONE, alone), Baseline(BOUND, physical_bound(problem, workload, used)))
 
 
 def planned_depth(workload: Workload) -> int:
@@ -198,9 +196,11 @@ def token_seconds(profile: Profile, flash_attn: FlashAttention, n_layer: int, re
     if record.predicted is None or not profile.rest:
         return None
     on_device = max(0, record.n_gpu_layers - 1)  # llama.cpp counts the output as a layer
-    layers = (n_layer - on_device, on_device)
+    index = index_non_matmul(with_attention(profile, flash_attn))
 
     def non_matmul_s(n_kv: int) -> float:
-        return non_matmul_total(profile, flash_attn, layers, (replace(decode_pass(record.workload), n_kv=n_kv),))
+        step = replace(decode_pass(record.workload), n_kv=n_kv)
+        on_cpu_s, on_device_s = non_matmul_of(index, profile.device, (step,))
+        return (n_layer - on_device) * on_cpu_s + on_device * on_device_s
 
     return max(0.0, record.predicted.tpot_s + non_matmul_s(depth) - non_matmul_s(planned_depth(record.workload)))

@@ -12,18 +12,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from oallama.core.errors import DoesNotFit
 from oallama.core.ggml_types import bytes_per_element
 from oallama.core.options import Options
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
-from oallama.core.types import Attention, FlashAttention, ModelInfo, Operator, Workload
+from oallama.core.types import Attention, FlashAttention, Operator, Workload
 from oallama.core.units import KIB
-from oallama.cost.graph import Graph
 from oallama.device.card import Card
-from oallama.planner.attention import AttentionRule, Problems, with_attention
+from oallama.planner.attention import AttentionRule, ModelHeader, Problems, problem_of
 from oallama.planner.decide import decide
 from oallama.planner.placement import Placement, VerifiedPlan, whole_bytes
 from oallama.planner.policies.ranges import on_each, ranges
@@ -139,21 +137,6 @@ COMPUTE_BYTES_PER_TOKEN = 512 * KIB
 """Estimated bytes of a context's buffers per token of a micro-batch."""
 
 
-class LoadWithAttention(Protocol):
-    """A no_alloc load of a placement with an attention."""
-
-    def __call__(self, workload: Workload, placement: Placement, /, attention: Attention) -> LoadBytes: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ModelHeader:
-    """A model as the header of its GGUF describes it. operators: in graph order."""
-
-    model: ModelInfo
-    operators: tuple[Operator, ...]
-    graph: Graph
-
-
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Memory of a described machine. device_bytes: free on the device. host_budget: host memory for second copies of
@@ -172,32 +155,6 @@ def pure_problems(
     return Problems(AttentionRule(header.model, options), profile, problem_for)
 
 
-def problem_of(
-    header: ModelHeader,
-    options: Options,
-    profile: Profile,
-    flash_attn: FlashAttention,
-    no_alloc_load: LoadWithAttention,
-    host_budget: int,
-    routing: Routing | None,
-) -> Problem:
-    """The problem for one attention mode. no_alloc_load: of a placement with an attention."""
-    rule = AttentionRule(header.model, options)
-    return Problem(
-        header.operators,
-        header.graph,
-        with_attention(profile, flash_attn),
-        partial(no_alloc_load, attention=rule.attention(flash_attn)),
-        options.vram,
-        options.vram_fill,
-        options.gpu_weights,
-        host_budget,
-        routing,
-        flash_attn=flash_attn,
-        allows=partial(rule.allows, flash_attn),
-    )
-
-
 def pure_problem(
     header: ModelHeader,
     profile: Profile,
@@ -207,8 +164,9 @@ def pure_problem(
     routing: Routing | None = None,
 ) -> Problem:
     """The problem for one attention mode, with estimated no_alloc loads."""
+    attention = AttentionRule(header.model, options).attention(flash_attn)
 
-    def no_alloc_load(workload: Workload, placement: Placement, attention: Attention) -> LoadBytes:
+    def no_alloc_load(workload: Workload, placement: Placement) -> LoadBytes:
         host = memory.on_host(workload, attention) if memory.on_host else counted_load(header, workload, attention)
         return counted_load_of(host, header.operators, header.model.n_layer, memory.device_bytes)(workload, placement)
 

@@ -33,11 +33,12 @@ from oallama.cost.graph import build_graph
 from oallama.device.card import Card, Host
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
+from oallama.planner.attention import ModelHeader
 from oallama.planner.decide import plan, policy_named
 from oallama.planner.placement import Placement, placed_by_plan, placed_whole
 from oallama.planner.policies.registry import POLICIES, MemoryBudget, Policy, Request, Rules, policy
 from oallama.planner.problem import LoadBytes, Problem
-from oallama.planner.pure_plan import Memory, ModelHeader, counted_load, counted_load_of, pure_problem, pure_problems
+from oallama.planner.pure_plan import Memory, counted_load, counted_load_of, pure_problem, pure_problems
 from oallama.planner.simulate import Simulation, simulate
 from oallama.profile.described import described
 
