@@ -7,7 +7,6 @@ The part of the first device with layers or slices includes the host's layers be
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate, pairwise
 
 from oallama.core.routing import Routing
 from oallama.core.types import Workload
@@ -20,9 +19,8 @@ Window = tuple[int, int]
 
 def windows(placement: Placement) -> tuple[Window, ...]:
     """The window of each device; empty if it has no layer."""
-    ends = [*accumulate(placement.device_layers, initial=placement.first_device_layer)]
     first = next(iter(placement.devices_used), 0)
-    return tuple((0 if device == first else begin, end) for device, (begin, end) in enumerate(pairwise(ends)))
+    return tuple((0 if device == first else begin, end) for device, (begin, end) in enumerate(placement.device_ranges))
 
 
 def problem_in(problem: Problem, device: int, window: Window) -> Problem:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -146,10 +145,13 @@ class Placement:
 
     def device_of(self, layer: int) -> int:
         """The number of the device that has this layer; for layers on the host, that of the first device used."""
-        ends = accumulate(self.device_layers, initial=self.first_device_layer)
-        if not self.device_layers or layer < self.first_device_layer:
-            return next(iter(self.devices_used), 0)
-        return bisect_right(list(ends), layer) - 1
+        first_used = next(iter(self.devices_used), 0)
+        return next((i for i, (begin, end) in enumerate(self.device_ranges) if begin <= layer < end), first_used)
+
+    @property
+    def device_ranges(self) -> tuple[tuple[int, int], ...]:
+        """The layers [begin, end) of each of several devices, the output counted as one layer after the last."""
+        return tuple(pairwise(accumulate(self.device_layers, initial=self.first_device_layer)))
 
     @property
     def devices_used(self) -> tuple[int, ...]:
@@ -319,6 +321,9 @@ def unmeasured_record(
     device: str,
 ) -> Plan:
     """A plan of a placement, made without a profile: it predicts nothing."""
+    first, *behind_first = placement.split_settings
+    while behind_first and behind_first[-1] == SplitSettings():
+        behind_first.pop()
     return Plan(
         model_path=model.path,
         model_fingerprint=model.fingerprint,
@@ -330,6 +335,10 @@ def unmeasured_record(
         n_gpu_layers=n_gpu_layers(model.n_layer, placement),
         memory=memory,
         predicted=None,
+        token_assignment=first.token_assignment,
+        streaming=first.streaming,
+        residents=first.residents,
+        behind_first=tuple(behind_first),
         stock=placement.stock,
     )
 
@@ -337,18 +346,8 @@ def unmeasured_record(
 def plan_record(decision: VerifiedPlan, model: ModelInfo, operators: Sequence[Operator], device: str) -> Plan:
     placement = decision.placement
     used = device if placement.uses_device(model.n_layer) else "none"
-    first, *behind_first = placement.split_settings
-    while behind_first and behind_first[-1] == SplitSettings():
-        behind_first.pop()
-    return replace(
-        unmeasured_record(model, operators, decision.workload, placement, decision.memory, decision.policy, used),
-        predicted=decision.predicted,
-        token_assignment=first.token_assignment,
-        streaming=first.streaming,
-        notes=decision.notes,
-        residents=first.residents,
-        behind_first=tuple(behind_first),
-    )
+    record = unmeasured_record(model, operators, decision.workload, placement, decision.memory, decision.policy, used)
+    return replace(record, predicted=decision.predicted, notes=decision.notes)
 
 
 def with_used_experts(plan: Plan, operators: Sequence[Operator], routing: Routing | None) -> Plan:

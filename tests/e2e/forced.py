@@ -121,12 +121,8 @@ def forced(
         taken = placer.no_alloc_loads.taken(workload, placement, placer.attention)
         on_host = taken.weights_host - gg_bytes
         memory = memory_breakdown(taken.device_free, 0.9, taken.weights_gpu + held, on_host, taken.kv, taken.compute)
-    plan = replace(
-        unmeasured_record(model, operators, workload, placement, memory, "split", device),
-        attention=placer.attention,
-        **{name: getattr(settings, name) for name in SETTINGS},
-        behind_first=placement.split_settings[1:],
-    )
+    plan = unmeasured_record(model, operators, workload, placement, memory, "split", device)
+    plan = replace(plan, attention=placer.attention)
     return Forced(placer, plan, tuple(operator.name for operator in operators if share(operator) is not None))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import inf
 
 from oallama.core.errors import DoesNotFit
@@ -23,7 +23,7 @@ from oallama.cost.passes import passes
 from oallama.planner.cutting import downhill
 from oallama.planner.memory import CorrectedBudget, DeviceMemory
 from oallama.planner.parts import Window, problem_in
-from oallama.planner.placement import NO_PLACEMENT, Placement, VerifiedPlan
+from oallama.planner.placement import NO_PLACEMENT, Placement, VerifiedPlan, whole_bytes
 from oallama.planner.policies.registry import ROUNDS, MemoryBudget, Policy, Request
 from oallama.planner.policies.sliced import most_choices
 from oallama.planner.problem import LoadBytes, Problem, costs_of, device_costs, memory_before, operators_on_host
@@ -104,14 +104,11 @@ def _bytes_left(memory: DeviceMemory, n_blocks: int) -> int:
 
 def on_each(problem: Problem, placement: Placement) -> list[tuple[int, int]]:
     """(number of layers, bytes of operators and of slices with their staging) of each device."""
-    begins, graph = accumulate(placement.device_layers, initial=placement.first_device_layer), problem.graph
     used: list[tuple[int, int]] = []
-    for begin, n_layers, splits in zip(begins, placement.device_layers, placement.device_splits, strict=False):
-        first, last = graph.operators_of((begin, begin + n_layers))
-        on_device = zip(problem.operators[first:last], placement.on_device[first:last], strict=True)
-        n_blocks = max(0, min(begin + n_layers, graph.n_layer) - begin)
-        n_bytes = sum(operator.bytes for operator, is_device in on_device if is_device)
-        used.append((n_blocks, n_bytes + splits.device_bytes))
+    for (begin, end), splits in zip(placement.device_ranges, placement.device_splits, strict=False):
+        first, last = problem.graph.operators_of((begin, end))
+        n_bytes = whole_bytes(problem.operators[first:last], placement.on_device[first:last])
+        used.append((max(0, min(end, problem.graph.n_layer) - begin), n_bytes + splits.device_bytes))
     return used
 
 
@@ -123,8 +120,8 @@ class _Splits:
         """whole: ranges of whole operators, from whose borders the search starts."""
         self._problem, self._request = problem, request
         self._n_local = sum(not device.profile.is_remote for device in problem.devices)
-        ends = [*accumulate(whole.device_layers, initial=whole.first_device_layer)][1 : self._n_local + 1]
-        self._borders, self._n_layers = tuple(ends), problem.graph.n_layer + 1
+        self._borders = tuple(end for _, end in whole.device_ranges[: self._n_local])
+        self._n_layers = problem.graph.n_layer + 1
         self._stride = max(1, problem.graph.n_layer // FIRST_STRIDE)
         self._problems = cache(partial(problem_in, problem))
         streaming = StreamSettings(prefetch=request.rules.prefetch)
