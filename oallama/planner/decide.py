@@ -57,7 +57,7 @@ def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
     decisions: list[VerifiedPlan] = []
     refused: list[DoesNotFit] = []
     for problem in problems:
-        candidates: list[Candidate] = []
+        candidates: list[PolicyPlan] = []
         try:
             for policy, policy_request in _tries(problem, request, candidates):
                 candidates.append((policy, policy.place(problem, policy_request)))
@@ -73,10 +73,10 @@ def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
     return min(decisions, key=lambda decision: decision.predicted.total_s)
 
 
-Candidate = tuple[Policy, VerifiedPlan]
+PolicyPlan = tuple[Policy, VerifiedPlan]
 
 
-def _tries(problem: Problem, request: Request, candidates: list[Candidate]) -> Iterator[tuple[Policy, Request]]:
+def _tries(problem: Problem, request: Request, candidates: list[PolicyPlan]) -> Iterator[tuple[Policy, Request]]:
     """Yield (policy, request) pairs to place next in one attention mode: the requested policy, or those of `auto`; then
     larger micro-batches. The caller appends what it places to `candidates`."""
     policy = request.policy
@@ -95,7 +95,7 @@ def _tries(problem: Problem, request: Request, candidates: list[Candidate]) -> I
 
 
 def _with_larger_ubatches(
-    problem: Problem, request: Request, candidates: list[Candidate]
+    problem: Problem, request: Request, candidates: list[PolicyPlan]
 ) -> Iterator[tuple[Policy, Request]]:
     """Yield policies again with larger micro-batches, the most promising first, while one is predicted to win. Skips
     policies that keep their micro-batch, placements whose micro-batch had to be lowered, and placements without a
@@ -122,7 +122,7 @@ def _with_larger_ubatches(
             candidates.append((policy, replace(decision, notes=(f"micro-batch {note}", *decision.notes))))
 
 
-def _seconds(candidate: Candidate) -> float:
+def _seconds(candidate: PolicyPlan) -> float:
     return candidate[1].placement.seconds
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from oallama.core.history import BlockRuns, SeenPasses
 from oallama.core.types import PLAIN_LAYOUT, Phase, Predicted, StockOptions, Workload
@@ -35,28 +35,28 @@ def price(problem: Problem, workload: Workload, placement: Placement) -> Predict
     if sliced and not placement.device_layers:
         return sliced[0].predicted(workload)
     layouts = host_layouts(problem, workload, placement)
-    if placement.device_layers:
 
-        def over_devices(phase: Phase, sliced_s: Mapping[int, float]) -> float:
-            devices = device_costs(problem, workload_passes(workload, phase), layouts, mapped=not sliced)
-            return ranges_seconds(
-                devices, placement.device_layers, placement.on_device, placement.first_device_layer, sliced_s
-            )
-
-        prefill_s = over_devices("prefill", {device: plan.prefill_s for device, plan in sliced.items()})
-        decode_s = over_devices("decode", {device: plan.decode_s for device, plan in sliced.items()})
-        return Predicted.with_drafts(prefill_s, decode_s, workload)
-
-    def seconds(phase: str) -> float:
-        total, phase_passes = 0.0, workload_passes(workload, phase)
-        small = tuple(p for p in phase_passes if placement.cache_bytes and p.n_tokens <= MOST_TOKENS)
-        for group in (small, tuple(p for p in phase_passes if p not in small)):
-            if group:
-                costs, on_device, waits_s = whole_costs(problem, placement, layouts, group)
-                total += waits_s + placement_seconds(costs, on_device, placement.first_device_layer)
-        return total
+    def seconds(phase: Phase) -> float:
+        phase_passes = workload_passes(workload, phase)
+        if not placement.device_layers:
+            return _whole_seconds(problem, placement, layouts, phase_passes)
+        sliced_s = {device: plan.prefill_s if phase == "prefill" else plan.decode_s for device, plan in sliced.items()}
+        devices = device_costs(problem, phase_passes, layouts, mapped=not sliced)
+        return ranges_seconds(
+            devices, placement.device_layers, placement.on_device, placement.first_device_layer, sliced_s
+        )
 
     return Predicted.with_drafts(seconds("prefill"), seconds("decode"), workload)
+
+
+def _whole_seconds(problem: Problem, placement: Placement, layouts: Sequence[str], passes: tuple[Pass, ...]) -> float:
+    """Seconds of these passes under a placement of whole operators. layouts: host_layouts."""
+    small = tuple(p for p in passes if placement.cache_bytes and p.n_tokens <= MOST_TOKENS)
+    total = 0.0
+    for group in filter(None, (small, tuple(p for p in passes if p not in small))):
+        costs, on_device, waits_s = whole_costs(problem, placement, layouts, group)
+        total += waits_s + placement_seconds(costs, on_device, placement.first_device_layer)
+    return total
 
 
 def whole_costs(

@@ -66,11 +66,8 @@ def search(
         algorithm_1(costs, n_bytes, first, transfers=transfers, rule=rule, paper=paper)
         for first, n_bytes in (budgets[:1] if paper else budgets)
     ]
-    return (
-        min(placements, key=lambda placement: (placement.seconds, placement.first_device_layer))
-        if placements
-        else cpu(costs)
-    )
+    fastest = min(placements, key=lambda placement: (placement.seconds, placement.first_device_layer), default=None)
+    return fastest or cpu(costs)
 
 
 def use_up(costs: Costs, budget: OperatorBudget, placement: Placement) -> Placement:
@@ -192,25 +189,19 @@ class _Moves:
     def _of(self, layer: int, window: tuple[int, int], sides: Sequence[bool]) -> Iterator[_Move]:
         """Moves of one layer; their operators are counted from the layer's first."""
         costs, (begin, _) = self._costs, self._spans[layer]
-        now_s, flipped = transfer_seconds(costs, sides, self._first, window), list(sides)
+        now_s = transfer_seconds(costs, sides, self._first, window)
         singles = {
             frozenset(i for i in group if sides[begin + i] != side and costs.operators[begin + i].t_gpu_s is not None)
             for group in self._groups[layer] for side in (True, False)
         }  # fmt: skip
         flips = {tuple(sorted(a ^ b)) for a in singles for b in singles} | {tuple(sorted(a)) for a in singles}
         for flip in sorted(flips - {()}):
-            n_bytes, seconds = 0, -now_s
-            for cost, (cpu_s, gpu_s), is_device in (
-                (costs.operators[begin + i], costs.sides_s[begin + i], sides[begin + i]) for i in flip
-            ):
-                n_bytes += -cost.bytes if is_device else cost.bytes
-                seconds += cpu_s - gpu_s if is_device else gpu_s - cpu_s
-            for i in flip:
-                flipped[begin + i] = not flipped[begin + i]
-            seconds += transfer_seconds(costs, flipped, self._first, window)
-            for i in flip:
-                flipped[begin + i] = not flipped[begin + i]
-            yield _Move(flip, n_bytes, seconds)
+            flipped, members = list(sides), [begin + i for i in flip]
+            for i in members:
+                flipped[i] = not sides[i]
+            n_bytes = sum(costs.operators[i].bytes * (1 if flipped[i] else -1) for i in members)
+            seconds = sum((costs.sides_s[i][flipped[i]] - costs.sides_s[i][sides[i]] for i in members), -now_s)
+            yield _Move(flip, n_bytes, seconds + transfer_seconds(costs, flipped, self._first, window))
 
 
 def _groups(members: Sequence[Operator]) -> list[Sequence[int]]:
