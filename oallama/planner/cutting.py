@@ -14,10 +14,9 @@ from functools import cache
 from itertools import pairwise
 from math import ceil
 from operator import itemgetter
-from typing import Literal
 
-from oallama.core.types import Workload
-from oallama.cost.passes import Pass, passes
+from oallama.core.types import Phase, Workload
+from oallama.cost.passes import passes
 from oallama.cost.slices import BlockType, Cut, Pricing
 
 GRID = 4
@@ -165,7 +164,6 @@ def linear_n_g(table: TokenTable, n_tokens: int) -> int:
     return n_g * n_tokens // last
 
 
-Objective = Literal["decode", "workload"]
 Choice = tuple[Cut, float]
 """A cut and the seconds of its block."""
 
@@ -176,14 +174,11 @@ class BlockOptions:
     def __init__(self, pricing: Pricing, workload: Workload, streams: bool, n_values: int) -> None:
         """n_values: number of values of r_GG above 0."""
         self._pricing, self._streams, self._n_values = pricing, streams, n_values
-        self._passes_of: dict[Objective, Sequence[Pass]] = {
-            "decode": passes(workload, "decode"),
-            "workload": passes(workload, "mixed"),
-        }
+        self._passes_of = {phase: passes(workload, phase) for phase in ("decode", "mixed")}
         self._cuts_of: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}
         self.choices, self._seconds = cache(self._choices), cache(self._seconds_of)
 
-    def _choices(self, kind: BlockType, objective: Objective, most_cg: int | None) -> tuple[Choice, ...]:
+    def _choices(self, kind: BlockType, objective: Phase, most_cg: int | None) -> tuple[Choice, ...]:
         """The fastest option for each number of bytes on the device, by ascending bytes, with the best CG for the
         objective. most_cg: most elements of CG; None: no limit."""
         key = (kind.gemms, kind.context.resident, kind.use, objective)
@@ -198,7 +193,7 @@ class BlockOptions:
 
         return _ascending(kind, list(map(fastest, (*sliced, *hot))))
 
-    def _cuts(self, kind: BlockType, objective: Objective) -> tuple[tuple[Cut, ...], ...]:
+    def _cuts(self, kind: BlockType, objective: Phase) -> tuple[tuple[Cut, ...], ...]:
         """Cuts for each GG, ascending: r_GG = i/n for i = 0..n, rounded to the block's step, and the best two-way split
         over the workload. At least one step is not GG. For each GG: the cut without CG, then, if weights may be
         streamed, the one with the best r_CG for the objective."""
@@ -212,7 +207,7 @@ class BlockOptions:
             cc = min(n * step, extent)
             return Cut(cc, 0, extent - cc)
 
-        balanced, _ = least(lambda n: self._seconds(kind, without_cg(n), "workload"), 1, max(1, n_steps - 1))
+        balanced, _ = least(lambda n: self._seconds(kind, without_cg(n), "mixed"), 1, max(1, n_steps - 1))
         shares = (1 - i / self._n_values for i in range(self._n_values))
         wanted = {max(1, round(share * extent / step)) for share in shares} | {1, balanced, n_steps}
 
@@ -225,7 +220,7 @@ class BlockOptions:
 
         return tuple(map(cuts, sorted(wanted, reverse=True)))
 
-    def _seconds_of(self, kind: BlockType, cut: Cut, objective: Objective) -> float:
+    def _seconds_of(self, kind: BlockType, cut: Cut, objective: Phase) -> float:
         """Seconds of one block over the passes of an objective, ignoring n_g."""
         objective_passes = self._passes_of[objective]
         return sum(p.count * self._pricing.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in objective_passes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 from oallama.core.errors import DoesNotFit, UsageError
@@ -52,7 +53,7 @@ class LoadBytes:
 NoAllocLoad = Callable[[Workload, Placement], LoadBytes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Problem:
     """One model on one device, as input of the planner. With several devices: the model on the first device, with
     `no_alloc_load` for placements over all of them, and in `devices` a problem for each alone."""
@@ -71,18 +72,20 @@ class Problem:
     allows: Callable[[Workload], bool] = lambda workload: True  # whether attention may have this micro-batch
     devices: tuple[Problem, ...] = ()  # (): one device
     first: Problem | None = None  # of layers on a later device of several (planner/parts.py): the same on the first
-    kernels: Kernels = field(init=False, compare=False, repr=False)
-    splittable: tuple[bool, ...] = field(init=False, compare=False, repr=False)  # of each operator
 
     def __post_init__(self) -> None:
         layers = self.graph.operator_layer
         if any(previous > layer for previous, layer in pairwise(layers)):
             raise UsageError("encoder-decoder models are not supported on a device: run it with --device none")
-        kernels = Kernels(self.profile, self.step, () if self.routing is None else mean_gaps(self.routing))
-        object.__setattr__(self, "kernels", kernels)
-        object.__setattr__(
-            self, "splittable", tuple(can_split(o) and kernels.on_device(o) is not None for o in self.operators)
-        )
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        return Kernels(self.profile, self.step, () if self.routing is None else mean_gaps(self.routing))
+
+    @cached_property
+    def splittable(self) -> tuple[bool, ...]:
+        """Whether each operator can be split."""
+        return tuple(can_split(o) and self.kernels.on_device(o) is not None for o in self.operators)
 
     def of_step(self, step: DecodeStep) -> Problem:
         """The problem for another decode step; the same problem for a model without experts."""
@@ -215,11 +218,6 @@ def measured(problem: Problem, workload: Workload, placement: Placement) -> Memo
     load = replace(load, weights_gpu=load.weights_gpu + placement.cache_bytes)
     n_instances = placement.llama_uses_device(problem.graph.n_layer) + placement.is_sliced
     return replace(of_device(problem, load, placement.split, n_instances), weights_host=weights_host)
-
-
-def capacity_of(problem: Problem, workload: Workload) -> int:
-    """Bytes of the device, before anything is loaded."""
-    return problem.capacity(problem.no_alloc_load(workload, operators_on_host(problem, workload)))
 
 
 def operators_limit(problem: Problem) -> int | None:

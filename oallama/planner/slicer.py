@@ -15,6 +15,7 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 
 from oallama.core.errors import PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, SplitSettings, StreamSettings, Workload
@@ -29,7 +30,6 @@ from oallama.planner.cutting import (
     BlockOptions,
     Counted,
     CutBlocks,
-    Objective,
     TokenTable,
     count_blocks,
     counted_seconds,
@@ -91,6 +91,9 @@ class SlicePlan:
         )
 
 
+NO_SLICES = SlicePlan((), (), (), False, 0, prefill_s=inf, decode_s=0.0)
+"""Stands for slices of a model of which no block can be sliced."""
+
 N_VALUES = 16
 """n_G of the paper: number of values of r_GG above 0 that are tried. With eight, five of 29 plans of the corpus are
 slower, by up to 15.6 %."""
@@ -112,17 +115,13 @@ class Slicer:
         """pricing: of the problem's device; problems of one device may share it. streams: whether weights may be
         streamed; hot: whether the device may have the most used experts of a layer."""
         self._problem, self.workload, self._streams, self._hot = problem, workload, streams, hot
-        self._uses = {} if problem.routing is None else expert_use(problem.routing)
         self._follows = streams and hot and may_follow(problem)
-        if self._follows:  # layers without counts, too
-            self._uses = {
-                o.layer: self._uses.get(o.layer) or experts_alike(o.shape[2])
-                for o in problem.operators
-                if o.layer is not None and o.routed
-            }
+        known_uses = {} if problem.routing is None else expert_use(problem.routing)
         routed = {o.layer: o.mul_mat for o in problem.operators if o.layer is not None and o.routed}
         self._uses = {
-            layer: of_step(use, routed[layer], problem.step) for layer, use in self._uses.items() if layer in routed
+            layer: of_step(known_uses.get(layer) or experts_alike(mul_mat.shape[2]), mul_mat, problem.step)
+            for layer, mul_mat in routed.items()
+            if layer in known_uses or self._follows
         }
         self.pricing = pricing
         self.contexts = BlockContexts(problem, workload)
@@ -159,17 +158,14 @@ class Slicer:
     # cuts
     #
 
-    def plan(
-        self, placement: Placement, budget: int, weights_budget: int, n_values: int = N_VALUES
-    ) -> SlicePlan | None:
-        """The slices beside `placement` with the least time for the workload; an empty plan if no slice gains. None: no
-        block can be sliced.
+    def plan(self, placement: Placement, budget: int, weights_budget: int, n_values: int = N_VALUES) -> SlicePlan:
+        """The slices beside `placement` with the least time for the workload; an empty plan if no slice gains.
 
         budget: bytes of device memory for slices and staging; weights_budget: for slices alone. No block is all GG:
         such operators are placed whole.
         """
         workload = self.workload
-        best: SlicePlan | None = None
+        best = NO_SLICES
         biased = self.contexts.biased_ffns.keys() & self._uses.keys() if self._hot else ()
         sets: list[Collection[int]] = [(), biased] if biased else [()]
         for blocks in filter(None, (self.blocks(placement, together) for together in sets)):
@@ -195,7 +191,7 @@ class Slicer:
                 if plan is None or plan.total_s(workload) >= set_best.total_s(workload):
                     break
                 set_best = plan
-            if best is None or set_best.total_s(workload) < best.total_s(workload):
+            if set_best.total_s(workload) < best.total_s(workload):
                 best = replace(set_best, budget_limited=budget_limited)
         return best
 
@@ -242,10 +238,10 @@ class Slicer:
         whose CC is never streamed keep their layout.
         """
         fastest = tuple(map(self.fastest, kinds))
-        without_n_g = _Mode(fastest, "workload", False, False)
+        without_n_g = _Mode(fastest, "mixed", False, False)
         if not self._streams:
             return [without_n_g]
-        objective: Objective = "decode" if self.workload.n_gen else "workload"
+        objective: Phase = "decode" if self.workload.n_gen else "mixed"
         once = tuple(kind.in_split if kind.takes_n_g else kind for kind in fastest)
         plain = tuple(
             next(kind.in_split for kind in types if kind.layout == PLAIN_LAYOUT)
@@ -270,9 +266,9 @@ class Slicer:
             return fast if fast.use is None else next(kind for kind in types if kind.layout == PLAIN_LAYOUT)
 
         followed_kinds = tuple(follows(plain(types, fast)) for types, fast in zip(kinds, fastest, strict=True))
-        yield _Mode(followed_kinds, "workload", False, False)
+        yield _Mode(followed_kinds, "mixed", False, False)
         if any(kind.layout != fast.layout for kind, fast in zip(followed_kinds, fastest, strict=True)):
-            yield _Mode(tuple(map(follows, fastest)), "workload", False, True)
+            yield _Mode(tuple(map(follows, fastest)), "mixed", False, True)
 
     def _solved(
         self,
@@ -463,11 +459,11 @@ def slicer_of(problem: Problem, workload: Workload, placement: Placement) -> Sli
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """Conditions of one search: the layout of each kind of block, the objective of its cuts, and whether CC is streamed
-    for n_g. twice: CC is also kept in the plain layout."""
+    """Conditions of one search: the layout of each kind of block, the objective of its cuts (the phase whose seconds
+    they minimise), and whether CC is streamed for n_g. twice: CC is also kept in the plain layout."""
 
     kinds: tuple[BlockType, ...]
-    objective: Objective
+    objective: Phase
     with_n_g: bool
     twice: bool
 

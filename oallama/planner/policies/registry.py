@@ -19,8 +19,8 @@ from oallama.core.types import FlashAttention, Phase, PrefetchMode, StreamSettin
 from oallama.cost.whole import Costs
 from oallama.planner.affinity import AffinityRule, FillRule
 from oallama.planner.memory import CorrectedBudget, DeviceMemory, for_weights
-from oallama.planner.placement import Placement, VerifiedPlan
-from oallama.planner.problem import Problem, capacity_of, costs_of, device_memory, operators_limit, own_bytes
+from oallama.planner.placement import NO_PLACEMENT, Placement, VerifiedPlan
+from oallama.planner.problem import Problem, costs_of, device_memory, empty_memory, own_bytes
 from oallama.planner.slicer import Slicer, pricing_of
 from oallama.planner.verify import nothing_placed, on_cpu, verify
 
@@ -71,7 +71,6 @@ class MemoryBudget:
     may_be_bare: bool = False  # True: slices alone are possible with has_llama too, as llama.cpp uses another device
     has_all_layers: bool = False  # True: norms and KV of all layers are on the device (a later one of several)
     notes: tuple[str, ...] = ()  # what was lowered to make this budget
-    last: Placement | None = None  # the last proposal for this budget, before it was corrected
     to_beat_s: float = inf  # seconds of the fastest proposal for the other budgets
 
     def operator_bytes(self, first_device_layer: int) -> int:
@@ -192,12 +191,12 @@ def best_verified(
         for i in open_budgets:
             to_beat_s = min((proposal.seconds for proposal in proposed.values()), default=inf)
             budget = replace(budgets[i], memory=corrected[i].memory, to_beat_s=to_beat_s)
-            least_s = inf  # an infinite price: the device cannot compute an operator that was placed there
-            for placement in propose(problem, budget):
-                if placement.seconds <= 0:
-                    raise UsageError(f"policy {name} yields a placement without its seconds; make it by placed_whole")
-                if placement.seconds < least_s:
-                    least_s, proposed[i], budgets[i] = placement.seconds, placement, replace(budgets[i], last=placement)
+            placements = list(propose(problem, budget))
+            if any(placement.seconds <= 0 for placement in placements):
+                raise UsageError(f"policy {name} yields a placement without its seconds; make it by placed_whole")
+            fastest = min(placements, key=lambda placement: placement.seconds, default=NO_PLACEMENT)
+            if fastest.seconds < inf:  # else the device cannot compute an operator that was placed there
+                proposed[i] = fastest
         i = min(proposed, key=lambda i: proposed[i].seconds, default=-1)
         if i < 0 or not proposed[i].uses_device(problem.graph.n_layer):
             last = None
@@ -233,10 +232,7 @@ def budgets_of(
             MemoryBudget(request, workload, costs_of(problem, workload, request.phase), memory, slicer, notes=notes)
         )
     if slices_alone:
-        memory = DeviceMemory(
-            capacity_of(problem, request.workload), problem.vram_fill, 0, 0, 0, problem.graph.n_layer,
-            operators_limit(problem), problem.runtime_bytes(request.workload),
-        )  # fmt: skip
+        memory = replace(empty_memory(problem, request.workload), kv=0, compute=0, other_weights=0)
         costs = costs_of(problem, request.workload, request.phase, llama_uses_device=False)
         budgets.append(MemoryBudget(request, request.workload, costs, memory, slicer, has_llama=False))
     return budgets, notes

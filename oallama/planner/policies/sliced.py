@@ -136,8 +136,7 @@ class SliceSearch:
 
     def _trials_on_device(self, trials: list[Trial]) -> Iterator[Trial]:
         """Yield trials with llama.cpp on the device; the caller cuts each and appends it to `trials`: OATO's placements
-        in shares of the budget, and attention whole. After a first verified placement of this budget, only its share
-        and the whole budget are tried."""
+        in shares of the budget, and attention whole."""
         budget, costs, operators = self._memory_budget, self._memory_budget.costs, self._problem.operators
         trial_of: dict[Sides, Trial] = {}
         transfers, by_share = Transfers(costs), dict[float, Trial]()
@@ -157,14 +156,14 @@ class SliceSearch:
         def best_share() -> float:
             return min(by_share, key=lambda share: by_share[share].seconds)
 
-        for share in self._shares():
+        for share in QUICK_SHARES if self._quick else SHARES:
             placement = filled(share)
             if not placement.llama_uses_device(self._problem.graph.n_layer):
                 break  # norms and KV do not fit
             by_share[share] = yield from look(placement)
         if by_share and not self._quick:
             middle = best_share()
-            for share in (middle - SHARE_STEP, middle + SHARE_STEP) if budget.last is None else ():
+            for share in (middle - SHARE_STEP, middle + SHARE_STEP):
                 if 0 < share <= 1:
                     by_share[share] = yield from look(filled(share))
             for share in {1.0, best_share()}:  # the whole budget, as in policy `oato`
@@ -175,14 +174,6 @@ class SliceSearch:
             yield from look(placement)
         if budget.may_be_bare:
             yield from look(placed_whole(costs, (False,) * len(operators), self._problem.graph.n_layer))
-
-    def _shares(self) -> Sequence[float]:
-        """Shares of the budget that OATO may fill, 1.0 first."""
-        last_placement = self._memory_budget.last
-        if last_placement is None:
-            return QUICK_SHARES if self._quick else SHARES
-        used = whole_bytes(self._problem.operators, last_placement.on_device)
-        return 1.0, min(1.0, used / max(1, self._memory_budget.operator_bytes(last_placement.first_device_layer)))
 
     def _budget(self, share: float) -> OperatorBudget:
         def budget(first_device_layer: int) -> int:
@@ -203,8 +194,8 @@ class SliceSearch:
         """The trial with new cuts, for a ring of n_slots slots; None: the largest number to try."""
         n_slots = n_slots or self._n_slots[0]
         plan = self._slicer(trial.workload, n_slots).plan(trial.whole, *trial.budget, n_values)
-        trial = replace(_uncut(trial), n_slots=n_slots, budget_limited=plan is not None and plan.budget_limited)
-        if plan is None or plan.is_empty:
+        trial = replace(_uncut(trial), n_slots=n_slots, budget_limited=plan.budget_limited)
+        if plan.is_empty:
             return trial
         return replace(trial, plan=plan, seconds=plan.predicted(trial.workload).over(self._memory_budget.request.phase))
 
@@ -243,15 +234,10 @@ def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
         sum(getattr(kind.use, phase)[cut.n_hot] for kind, cut in hot if kind.use is not None) / len(hot)
         for phase in ("decode", "prompt")
     )
+    where, rates = f"in {len(hot)} layers are on the GPU", f"{decode:.0%} in decode and {prompt:.0%} in prompts"
     if plan.exchanges:
-        return (
-            f"{n_hot} of {n_all} experts in {len(hot)} layers are on the GPU and follow the conversation; recorded "
-            f"hit rate {decode:.0%} in decode and {prompt:.0%} in prompts",
-        )
-    return (
-        f"{n_hot} of {n_all} hot experts in {len(hot)} layers are on the GPU; hit rate on later traffic "
-        f"{decode:.0%} in decode and {prompt:.0%} in prompts",
-    )
+        return (f"{n_hot} of {n_all} experts {where} and follow the conversation; recorded hit rate {rates}",)
+    return (f"{n_hot} of {n_all} hot experts {where}; hit rate on later traffic {rates}",)
 
 
 #

@@ -10,7 +10,7 @@ layer's experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf
 from operator import itemgetter
@@ -221,12 +221,9 @@ def most_promising(
         seconds = predicted.over(request.phase)
         return replace(placement, seconds=seconds) if predicted.ttft_s <= latest_s and seconds < to_beat_s else None
 
-    sizes = [replace(request, workload=replace(request.workload, n_ubatch=n), required=False) for n in n_ubatches]
-    sized_budgets = [
-        (sized, budgets[0])
-        for sized in (replace(request, required=False), *sizes)
-        if (budgets := budgets_of(problem, sized)[0])
-    ]
+    sizes = (request.workload.n_ubatch, *n_ubatches)
+    requests = [replace(request, workload=replace(request.workload, n_ubatch=n), required=False) for n in sizes]
+    sized_budgets = [(sized, budgets[0]) for sized in requests if (budgets := budgets_of(problem, sized)[0])]
     configurations: list[tuple[float, Request, str, Variant]] = []
     for mode in modes:
         for variant in STOCK_MODES[mode]:
@@ -235,8 +232,9 @@ def most_promising(
                 for sized, budget in sized_budgets
                 if (placement := priced(variant, budget)) is not None
             ]
-            configurations += [(*min(priced_requests, key=itemgetter(0)), mode, variant)] if priced_requests else []
-    verified: list[VerifiedPlan] = []
+            if priced_requests:
+                configurations.append((*min(priced_requests, key=itemgetter(0)), mode, variant))
+    verified: dict[Hashable, VerifiedPlan] = {}  # by configuration
     for _, sized, mode, variant in sorted(configurations, key=itemgetter(0)):
         if len(verified) == most:
             break
@@ -247,19 +245,14 @@ def most_promising(
 
         candidate = best_verified(problem, sized, mode, propose, f"stock's {mode} found no placement that fits")
         placement = candidate.placement
-        if placement.stock is not None and all(_differ(candidate, other) for other in verified):
+        configuration = placement.assignments, placement.stock, candidate.workload
+        if placement.stock is not None and configuration not in verified:
             flags = stock_flags(
                 n_gpu_layers(problem.graph.n_layer, placement), placement.stock, candidate.workload.n_ubatch
             )
-            verified.append(replace(candidate, notes=(*candidate.notes, f"stock llama.cpp with {flags}")))
-    return verified
-
-
-def _differ(first: VerifiedPlan, other: VerifiedPlan) -> bool:
-    """Whether two configurations differ."""
-    return (first.placement.assignments, first.placement.stock, first.workload) != (
-        other.placement.assignments, other.placement.stock, other.workload
-    )  # fmt: skip
+            notes = (*candidate.notes, f"stock llama.cpp with {flags}")
+            verified[configuration] = replace(candidate, notes=notes)
+    return list(verified.values())
 
 
 def strongest(problem: Problem, request: Request) -> VerifiedPlan:
@@ -270,15 +263,13 @@ def strongest(problem: Problem, request: Request) -> VerifiedPlan:
     return next(iter(most_promising(problem, request, most=1, to_beat_s=fit.predicted.over(request.phase))), fit)
 
 
-def _strongest(problem: Problem, request: Request) -> VerifiedPlan:
-    return replace(strongest(problem, request), policy=STOCK)
-
-
 cpu = register(
     Policy(
         "cpu", "nothing on the device", lambda p, request: on_cpu(p, request.workload, request.phase), uses_device=False
     )
 )
 FIT = register(Policy("fit", "llama.cpp's own --fit", _fit, by_llama_cpp=True, keeps_ubatch=True, attention="on")).name
-stock = register(Policy("stock", "the fastest options of stock llama.cpp", _strongest))
-STOCK = stock.name
+STOCK = "stock"
+stock = register(
+    Policy(STOCK, "the fastest options of stock llama.cpp", lambda p, r: replace(strongest(p, r), policy=STOCK))
+)
