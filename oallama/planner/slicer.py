@@ -238,10 +238,9 @@ class Slicer:
         whose CC is never streamed keep their layout.
         """
         fastest = tuple(map(self.fastest, kinds))
-        without_n_g = _Mode(fastest, "mixed", False, False)
+        without_n_g = _Mode(fastest, with_n_g=False, twice=False)
         if not self._streams:
             return [without_n_g]
-        objective: Phase = "decode" if self.workload.n_gen else "mixed"
         once = tuple(kind.in_split if kind.takes_n_g else kind for kind in fastest)
         plain = tuple(
             next(kind.in_split for kind in types if kind.layout == PLAIN_LAYOUT)
@@ -249,8 +248,10 @@ class Slicer:
             else fast
             for types, fast in zip(kinds, once, strict=True)
         )
-        twice = [_Mode(once, objective, True, True)] if plain != once else []
-        return [without_n_g, *self._following_modes(kinds, fastest), _Mode(plain, objective, True, False), *twice]
+        with_n_g = [_Mode(plain, with_n_g=True, twice=False)]
+        if plain != once:
+            with_n_g.append(_Mode(once, with_n_g=True, twice=True))
+        return [without_n_g, *self._following_modes(kinds, fastest), *with_n_g]
 
     def _following_modes(self, kinds: Sequence[tuple[BlockType, ...]], fastest: Sequence[BlockType]) -> Iterator[_Mode]:
         """Yield modes in which hot experts follow the conversation: blocks with experts in the plain layout, and in the
@@ -266,9 +267,9 @@ class Slicer:
             return fast if fast.use is None else next(kind for kind in types if kind.layout == PLAIN_LAYOUT)
 
         followed_kinds = tuple(follows(plain(types, fast)) for types, fast in zip(kinds, fastest, strict=True))
-        yield _Mode(followed_kinds, "mixed", False, False)
+        yield _Mode(followed_kinds, with_n_g=False, twice=False)
         if any(kind.layout != fast.layout for kind, fast in zip(followed_kinds, fastest, strict=True)):
-            yield _Mode(tuple(map(follows, fastest)), "mixed", False, True)
+            yield _Mode(tuple(map(follows, fastest)), with_n_g=False, twice=True)
 
     def _solved(
         self,
@@ -285,8 +286,8 @@ class Slicer:
 
         most_cg: most elements of CG of each kind of the mode; kind_of: the kind of each block.
         """
-        pairs = zip(mode.kinds, most_cg, strict=True)
-        choices = [options.choices(kind, mode.objective, most) for kind, most in pairs]
+        objective: Phase = "decode" if mode.with_n_g and self.workload.n_gen else "mixed"
+        choices = [options.choices(kind, objective, most) for kind, most in zip(mode.kinds, most_cg, strict=True)]
         costs: list[OptionCosts] = [
             tuple((kind.weight_bytes(cut), seconds) for cut, seconds in kind_choices)
             for kind, kind_choices in zip(mode.kinds, choices, strict=True)
@@ -459,11 +460,10 @@ def slicer_of(problem: Problem, workload: Workload, placement: Placement) -> Sli
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """Conditions of one search: the layout of each kind of block, the objective of its cuts (the phase whose seconds
-    they minimise), and whether CC is streamed for n_g. twice: CC is also kept in the plain layout."""
+    """Conditions of one search: the layout of each kind of block, and whether CC is streamed for n_g. twice: CC is also
+    kept in the plain layout."""
 
     kinds: tuple[BlockType, ...]
-    objective: Phase
     with_n_g: bool
     twice: bool
 

@@ -57,7 +57,7 @@ class Trial:
     whole: Placement
     budget: tuple[int, int]  # bytes of the device: for slices and their staging, and for slices alone
     seconds: float  # of the phase, with the cuts
-    n_slots: int = N_SLOTS[0]  # of the ring
+    n_slots: int  # of the ring
     plan: SlicePlan | None = None  # None: no cuts
     budget_limited: bool = False  # more device memory would change the cuts
 
@@ -92,12 +92,11 @@ class SliceSearch:
         if best.seconds <= self._near(self._memory_budget.to_beat_s):
             near_s, fine = self._near(best.seconds), list[Trial]()
             for trial in {trial.whole: trial for trial in trials if trial.seconds <= near_s}.values():
-                fine.append(self._cut(trial, self._fine_values, trial.n_slots))
+                fine.append(self._cut(trial, self._fine_values))
             finest = min(fine, key=_seconds)
-            best = min(best, finest, key=_seconds)
-            for n_slots in self._n_slots:  # the other numbers, with fine cuts
-                if n_slots != finest.n_slots:
-                    best = min(best, self._cut(finest, self._fine_values, n_slots), key=_seconds)
+            for n_slots in set(self._n_slots) - {finest.n_slots}:
+                fine.append(self._cut(finest, self._fine_values, n_slots))
+            best = min(best, *fine, key=_seconds)
         plan = best.plan
         if plan is None:
             yield best.whole
@@ -115,22 +114,22 @@ class SliceSearch:
     def _trials_on_cpu(self, trials: list[Trial]) -> Iterator[Trial]:
         """Yield trials with llama.cpp on the CPU alone; the caller cuts each and appends it to `trials`. While memory
         is short, tries smaller micro-batches, which leave more memory for weights."""
-        costs, requested, least_s = self._memory_budget.costs, self._memory_budget.workload, inf
-        workload = requested
+        costs, workload, least_s = self._memory_budget.costs, self._memory_budget.workload, inf
+        trials.append(self._trial(workload, cpu(costs)))
         while True:
             yield self._trial(workload, cpu(costs))
-            trial = trials.pop()
-            trials += [_uncut(trial)] if workload == requested else []
-            trials += [trial] if trial.plan is not None else []
+            trial = trials[-1]
+            if trial.plan is None:
+                trials.pop()
+            elif trial.seconds > least_s:
+                return  # halving again would free half as much memory and add twice as many passes
+            else:
+                least_s = trial.seconds
             hindered = trial.budget_limited and (
                 trial.plan is None or trial.plan.staging_bytes > MUCH_STAGING * trial.budget[0]
             )
             if not hindered or self._quick or workload.n_ubatch // 2 < SMALLEST_UBATCH:
                 return
-            if trial.plan is not None:
-                if trial.seconds > least_s:
-                    return  # halving again would free half as much memory and add twice as many passes
-                least_s = trial.seconds
             workload = replace(workload, n_ubatch=workload.n_ubatch // 2)
             costs = costs_of(self._problem, workload, self._memory_budget.request.phase, llama_uses_device=False)
 
@@ -188,11 +187,12 @@ class SliceSearch:
 
     def _trial(self, workload: Workload, whole: Placement) -> Trial:
         used = whole_bytes(self._problem.operators, whole.on_device)
-        return Trial(workload, whole, self._memory_budget.cut_bytes(whole.first_device_layer, used), whole.seconds)
+        budget = self._memory_budget.cut_bytes(whole.first_device_layer, used)
+        return Trial(workload, whole, budget, whole.seconds, self._n_slots[0])
 
     def _cut(self, trial: Trial, n_values: int, n_slots: int | None = None) -> Trial:
-        """The trial with new cuts, for a ring of n_slots slots; None: the largest number to try."""
-        n_slots = n_slots or self._n_slots[0]
+        """The trial with new cuts. n_slots: of the ring; None: the trial's."""
+        n_slots = n_slots or trial.n_slots
         plan = self._slicer(trial.workload, n_slots).plan(trial.whole, *trial.budget, n_values)
         trial = replace(_uncut(trial), n_slots=n_slots, budget_limited=plan.budget_limited)
         if plan.is_empty:
