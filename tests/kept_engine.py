@@ -48,7 +48,7 @@ def kept() -> Iterator[None]:
             self.is_kept = asked["on_expert_counts"] is None
             key = key_of(asked["launch"])
             there = engines.get(key)
-            if there is not None and not there._child.process.has_ended:
+            if there is not None and not there._process.has_ended:
                 self.__dict__.update(there.__dict__)
                 self.plan, self.warnings, self._is_closed = asked["plan"], tuple(asked["warnings"]), False
                 self.memory = self._adopt(asked["needs"], self._at_load)

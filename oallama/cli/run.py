@@ -177,6 +177,7 @@ def write_stream(stream: Stream) -> Generation:
 
 
 ANSWER_KEYS = ("text", "tokens", "n_prompt", "n_gen", "ttft_s", "tpot_s", "end", "reasoning")
+PER_TOKEN_KEYS = ("launch_s", "host_s", "wait_s", "join_s", "total_s")
 MEMORY_KEYS = ("host_weights", "device_weights", "host_compute", "device_compute")
 
 
@@ -190,23 +191,25 @@ def run_document(generation: Generation, engine: Engine, plan: Plan) -> dict[str
         "memory": {"device_bytes": engine.memory.device_bytes, "host_bytes": engine.memory.host_bytes},
         "plan_fingerprint": plan.fingerprint,
         "attention": None if engine.attention is None else asdict(engine.attention),
-        "split": split_document(engine),
+        "split": split_document(engine, generation),
     }
 
 
-def split_document(engine: Engine) -> dict[str, Any] | None:
-    """Return `split` of the JSON: the split back end's counters for prompt and decoded tokens, seconds per decoded
-    token, and bytes in host memory and on the device. None for a plan without split operators."""
-    done = engine.split_stats
-    if done is None:
+def split_document(engine: Engine, generation: Generation) -> dict[str, Any] | None:
+    """Return `split` of the JSON: the split back end's counters for batches of several tokens, which are the prompt,
+    and for single tokens (the prompt's last token is alone in the last layer, and counts with these), seconds per
+    decoded token, and bytes in host memory and on the device. None for a plan without split operators."""
+    report = engine.split_report()
+    if report is None or not report.slices:
         return None
-    held = engine.held_by_split
+    n_decoded = generation.n_gen if generation.end == "model" else max(0, generation.n_gen - 1)
+    decode = asdict(report.single)
     return {
-        "prompt": asdict(done.prompt),
-        "decode": asdict(done.decode),
-        "n_decoded": done.n_decoded,
-        "per_token": done.per_token(),
-        "memory": {key: getattr(held, key) for key in MEMORY_KEYS},
+        "prompt": asdict(report.stats - report.single),
+        "decode": decode,
+        "n_decoded": n_decoded,
+        "per_token": {key: decode[key] / max(1, n_decoded) for key in PER_TOKEN_KEYS},
+        "memory": {key: getattr(report.memory, key) for key in MEMORY_KEYS},
     }
 
 

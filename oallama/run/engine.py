@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from ggml_bridge.split import SplitMemory
 from oallama.core.errors import DeviceError, ModelFileError, UsageError
 from oallama.core.history import BlockRuns
 from oallama.core.keywords import check_type, record_from
@@ -23,6 +23,7 @@ from oallama.core.routing import ExpertCounts
 from oallama.core.temporary import parent_for_server, temporary_folder
 from oallama.core.types import ModelInfo, Operator
 from oallama.core.units import MIB, format_bytes
+from oallama.device.interrupt import held_interrupt
 from oallama.model.gguf_file import check_unchanged
 from oallama.plan.export import stock_device
 from oallama.plan.patterns import split_names
@@ -31,13 +32,13 @@ from oallama.profile.acceptance import Acceptance, acceptance_in
 from oallama.run.address import Address, reserved_address
 from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END, Generation, Stream, checked_stops, generation_of
 from oallama.run.client import Client, Gone, Refused
-from oallama.run.held import EngineMemory, LoadNeeds, compare_memory, spill_warning
-from oallama.run.keeper import Keeper
+from oallama.run.held import EngineMemory, LoadNeeds, compare_memory
+from oallama.run.load_checks import release
 from oallama.run.plugin_report import PluginReport, ask_report, runs_of
-from oallama.run.process import Launch, ServerProcess, wait_until
+from oallama.run.process import Launch, ServerProcess, start_failure, wait_until
 from oallama.run.prompt import REMEDY
 from oallama.run.sampling import Sampling
-from oallama.run.split import SMALLER, SplitRun, corrected_plan
+from oallama.run.split import SMALLER, corrected_plan
 
 CLOSED = "this engine is closed; create a new one"
 FOLDER = "oallama-engine-"
@@ -84,22 +85,26 @@ class Engine:
         """
         self.model, self.plan, self.warnings = model, plan, tuple(warnings)
         self.device, self.attention = stock_device(plan), plan.attention
-        self.split_stats: SplitRun | None = None
-        """Statistics of the split back end for the last answer; None without split operators."""
         self._operators, self._on_expert_counts, self.has_template = operators, on_expert_counts, chats
-        self._keeper, self._is_closed = Keeper(), False
+        self._is_closed, held = False, ExitStack()
+        self._release = weakref.finalize(self, release, held)
+        self._release.atexit = False  # then Linux ends llama-server; a fork that ends must not
         try:
-            self._folder = self._keeper.enter(lambda: temporary_folder(FOLDER, parent_for_server()))
-            self._address = self._keeper.enter(lambda: reserved_address("127.0.0.1", 0, secrets.token_urlsafe()))
+            with held_interrupt():
+                self._folder = held.enter_context(temporary_folder(FOLDER, parent_for_server()))
+                self._address = held.enter_context(reserved_address("127.0.0.1", 0, secrets.token_urlsafe()))
             self._client = Client(self._address)
             check_unchanged(model.files)
-            self._child = _Child(self._keeper, launch(self._address, self._folder), model.path)
-            self._child.wait(self._address)
+            start = _Start(launch(self._address, self._folder), model.path)
+            with held_interrupt():
+                self._process = start.begin()
+                held.callback(self._process.end, END_S)
+            start.wait(self._process, self._address)
             self._at_load = self._report()  # llama-server tries two tokens when it has loaded the model
             self.memory = self._adopt(needs, self._at_load)
             self.n_ctx = int(self._ask("/props")["default_generation_settings"]["n_ctx"])
         except BaseException:
-            self._keeper.close()
+            self._release()
             raise
 
     def _adopt(self, needs: LoadNeeds, report: PluginReport | None) -> EngineMemory:
@@ -115,17 +120,12 @@ class Engine:
             host_bytes -= sum(operator.bytes for operator in self._operators if operator.name in names)
             self.plan = corrected_plan(self.plan, self._operators, report.slices)
             self.warnings = (*self.warnings, *report.problems)
-        memory = compare_memory(device_bytes, host_bytes, self.device, self.plan.memory)
-        if (draft := self.plan.draft) is not None and draft.model_path:
-            device_bytes += draft.device_bytes
-            memory = replace(
-                memory,
-                device_bytes=device_bytes,
-                host_bytes=memory.host_bytes + draft.host_bytes,
-                planned_device_bytes=memory.planned_device_bytes + draft.device_bytes,
-            )
-        spilled = spill_warning(device_bytes, self.device, needs.device_free)
-        self.warnings = (*self.warnings, *filter(None, [memory.warning, spilled]))
+        memory_breakdown, draft = self.plan.memory, self.plan.draft
+        if draft is not None and draft.model_path:  # nothing reports its memory
+            device_bytes, host_bytes = device_bytes + draft.device_bytes, host_bytes + draft.host_bytes
+            memory_breakdown = replace(memory_breakdown, weights_gpu=memory_breakdown.weights_gpu + draft.device_bytes)
+        memory = compare_memory(device_bytes, host_bytes, self.device, memory_breakdown, needs.device_free)
+        self.warnings = (*self.warnings, *filter(None, (memory.warning, memory.spill)))
         return memory
 
     def __repr__(self) -> str:
@@ -144,10 +144,10 @@ class Engine:
         """End llama-server and any running request; may be called twice."""
         was_open, self._is_closed = not self._is_closed, True
         try:
-            if was_open and self._on_expert_counts is not None and (report := self._done()) is not None:
+            if was_open and self._on_expert_counts is not None and (report := self.split_report()) is not None:
                 self._on_expert_counts(report.expert_counts(self._operators, self.model.n_expert))
         finally:
-            self._keeper.close()
+            self._release()
 
     @property
     def url(self) -> str:
@@ -163,7 +163,7 @@ class Engine:
     @property
     def pid(self) -> int:
         """Process id of llama-server."""
-        return self._child.process.pid
+        return self._process.pid
 
     @property
     def n_vocab(self) -> int:
@@ -293,20 +293,19 @@ class Engine:
 
     def runs(self) -> list[BlockRuns]:
         """Times of each split block since the model was loaded, by classes of batch sizes."""
-        report = self._done()
+        report = self.split_report()
         return [] if report is None else runs_of(report.blocks)
 
     def drafts(self) -> Acceptance | None:
         """Which drafts were accepted since the model was loaded; None where none were made."""
-        metrics = self._address.metrics(self._child.process.pid, REPORT_S)
+        metrics = self._address.metrics(self.pid, REPORT_S)
         return None if metrics is None else acceptance_in(metrics)
 
-    @property
-    def held_by_split(self) -> SplitMemory:
-        """Memory that the split back end holds now. Raises DeviceError if it does not answer."""
-        if (report := self._report()) is None:
-            raise DeviceError("llama-server's plugin does not answer")
-        return report.memory
+    def split_report(self) -> PluginReport | None:
+        """Counts of the split back end since the model was loaded, and the memory that it holds; None if it is not
+        loaded or does not answer."""
+        report = self._report()
+        return report if report is None or self._at_load is None else report.since(self._at_load)
 
     #
     # requests
@@ -341,32 +340,35 @@ class Engine:
     def _templated(self, path: str, messages: Sequence[Mapping[str, Any]]) -> Any:
         """Apply the model's chat template to messages. Raises UsageError, and ModelFileError for an unusable template;
         a template that takes too long ends llama-server, which cannot interrupt it."""
-        self._check_open()
-        within = _TemplateLimits(self.model.path, self._child.process)
-        try:
-            return self._client.ask(path, {"messages": checked_messages(messages)}, within.check)
-        except ModelFileError:
-            self.close()
-            raise
-        except Refused as error:
-            if "template" not in str(error):  # it is of the messages
-                raise self._refused(error) from None
-            told = _reason(str(error))
-            raise ModelFileError(f"the chat template of {self.model.path} fails: {told}; {REMEDY}") from None
-        except Gone as error:
-            raise self._gone(error) from None
+        with self._asking():
+            try:
+                return self._client.ask(path, {"messages": messages}, _template_limits(self.model.path, self._process))
+            except ModelFileError:
+                self.close()
+                raise
+            except Refused as error:
+                if "template" not in str(error):  # it is of the messages
+                    raise
+                fault = _reason(str(error))
+                raise ModelFileError(f"the chat template of {self.model.path} fails: {fault}; {REMEDY}") from None
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        with self._asking():
+            return self._client.ask(path, body)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Make exceptions of the client sentences about the engine."""
         self._check_open()
         try:
-            return self._client.ask(path, body)
+            yield
         except Refused as error:
             raise self._refused(error) from None
         except Gone as error:
             raise self._gone(error) from None
 
     def _whole(self, path: str, body: Mapping[str, Any]) -> Generation:
-        report_before, start_s = self._split_report(), time.perf_counter()
+        start_s = time.perf_counter()
         answer = self._ask(path, {**body, "stream": False})
         elapsed_s = time.perf_counter() - start_s
         reasoning = ""
@@ -376,7 +378,6 @@ class Engine:
             answer = {**answer["__verbose"], "timings": answer["timings"]}
         else:
             text = answer["content"]
-        self._count(report_before, answer)
         return _cut(generation_of(answer, text, answer["tokens"], elapsed_s, reasoning), body)
 
     def _streamed(
@@ -396,39 +397,37 @@ class Engine:
         on_progress: Callable[[int, int], None] | None,
         on_reasoning: Callable[[str], None] | None,
     ) -> Generator[str, None, Generation]:
-        report_before, start_s = self._split_report(), time.perf_counter()
+        start_s = time.perf_counter()
         text: list[str] = []
         thought: list[str] = []
         tokens: list[int] = []
         last: dict[str, Any] = {}
-        try:
-            for event in self._client.events(path, body):
-                progress = event.get("prompt_progress")
-                if progress is not None and on_progress is not None:
-                    on_progress(int(progress["processed"]), int(progress["total"]))
-                details = event.get("__verbose", event)
-                if progress is None:
-                    tokens += details.get("tokens", ())
-                piece, thinking = _parts(event)
-                if thinking and body["n_predict"]:
-                    thought.append(thinking)
-                    if on_reasoning is not None:
-                        on_reasoning(thinking)
-                if "timings" in event:
-                    last = {**details, "timings": event["timings"]}
-                if piece and body["n_predict"]:
-                    text.append(piece)
-                    yield piece
-        except Refused as error:
-            if UNREAD not in str(error) or "timings" not in last:
-                raise self._refused(error) from None
-            last["stop_type"] = "limit" if last["timings"]["predicted_n"] == body["n_predict"] else "none"
-        except Gone as error:
-            raise self._gone(error) from None
-        elapsed_s = time.perf_counter() - start_s
-        if "stop_type" not in last:
-            raise self._gone(Gone("the answer is incomplete"))
-        self._count(report_before, last)
+        with self._asking():
+            try:
+                for event in self._client.events(path, body):
+                    progress = event.get("prompt_progress")
+                    if progress is not None and on_progress is not None:
+                        on_progress(int(progress["processed"]), int(progress["total"]))
+                    details = event.get("__verbose", event)
+                    if progress is None:
+                        tokens += details.get("tokens", ())
+                    piece, thinking = _parts(event)
+                    if thinking and body["n_predict"]:
+                        thought.append(thinking)
+                        if on_reasoning is not None:
+                            on_reasoning(thinking)
+                    if "timings" in event:
+                        last = {**details, "timings": event["timings"]}
+                    if piece and body["n_predict"]:
+                        text.append(piece)
+                        yield piece
+            except Refused as error:
+                if UNREAD not in str(error) or "timings" not in last:
+                    raise
+                last["stop_type"] = "limit" if last["timings"]["predicted_n"] == body["n_predict"] else "none"
+            elapsed_s = time.perf_counter() - start_s
+            if "stop_type" not in last:
+                raise Gone("the answer is incomplete")
         return _cut(generation_of(last, "".join(text), tokens, elapsed_s, "".join(thought)), body)
 
     def _refused(self, error: Refused) -> Exception:
@@ -445,72 +444,52 @@ class Engine:
     def _gone(self, error: Gone) -> Exception:
         if self._is_closed:
             return UsageError(CLOSED)
-        if wait_until(lambda: self._child.process.has_ended, 1.0):
-            return DeviceError(f"llama-server ended: {self._child.process.how_it_ended()}")
+        if wait_until(lambda: self._process.has_ended, 1.0):
+            return DeviceError(f"llama-server ended: {self._process.how_it_ended()}")
         return DeviceError(f"llama-server does not answer: {error}")
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise UsageError(CLOSED)
 
-    #
-    # the plugin
-    #
-
     def _report(self) -> PluginReport | None:
-        return ask_report(self._folder, self._child.process.pid, REPORT_S)
-
-    def _done(self) -> PluginReport | None:
-        """A report with the counts of answers only."""
-        report = self._report()
-        return report if report is None or self._at_load is None else report.since(self._at_load)
-
-    def _split_report(self) -> PluginReport | None:
-        self._check_open()
-        return self._report() if split_names(self.plan, self._operators) else None
-
-    def _count(self, report_before: PluginReport | None, last: Mapping[str, Any]) -> None:
-        report_after = None if report_before is None else self._report()
-        if report_before is None or report_after is None:
-            self.split_stats = None
-            return
-        done = report_after.since(report_before)
-        n_decoded = max(0, int(last["timings"]["predicted_n"]) - 1)
-        self.split_stats = SplitRun(done.stats - done.single, done.single, n_decoded)
+        return ask_report(self._folder, self.pid, REPORT_S)
 
 
-class _Child:
-    """llama-server's process, from its start. path: of the model."""
+class _Start:
+    """The start of llama-server, with what its log says meanwhile. path: of the model."""
 
-    def __init__(self, keeper: Keeper, launch: Launch, path: str) -> None:
-        """Raises DeviceError if it cannot be started."""
-        self._path = path
+    def __init__(self, launch: Launch, path: str) -> None:
+        self._launch, self._path = launch, path
         self._is_loaded = False
         self._template_fault = ""
+
+    def begin(self) -> ServerProcess:
+        """Raises DeviceError if it cannot be started."""
         try:
-            self.process = keeper.enter(lambda: _kept_process(launch, self._log))
+            return ServerProcess(self._launch, self._log)
         except OSError as error:
             raise DeviceError(f"cannot start llama-server: {error.strerror or error}") from None
 
-    def wait(self, address: Address) -> None:
+    def wait(self, process: ServerProcess, address: Address) -> None:
         """Wait until the model is loaded. Raises DeviceError if llama-server ends before, ModelFileError if the
         model's chat template cannot be used, or takes too long or too much."""
-        process, template = self.process, _TemplateLimits(self._path, self.process)
+        check_template: Callable[[], None] | None = None
 
-        def is_over() -> bool:
+        def is_healthy(pid: int) -> bool:
+            nonlocal check_template
             if self._is_loaded:  # it tries the chat template, a program from a stranger
-                template.check()
-            return process.has_ended or address.is_healthy(process.pid, HEALTH_S)
+                check_template = check_template or _template_limits(self._path, process)
+                check_template()
+            return address.is_healthy(pid, HEALTH_S)
 
-        in_time = wait_until(is_over, START_S)
-        if process.has_ended:
-            how = process.how_it_ended()  # the last line has been read
-            if self._template_fault:
-                raise ModelFileError(f"the chat template of {self._path} fails: {self._template_fault}; {REMEDY}")
-            remedy = f"; {SMALLER}" if NO_ROOM in how else ""
-            raise DeviceError(f"llama-server does not start: {how}{remedy}")
-        if not in_time:
-            raise DeviceError(f"llama-server does not answer after {START_S:.0f} s")
+        why = start_failure(process, is_healthy, START_S)
+        if why is None:
+            return
+        if self._template_fault:
+            raise ModelFileError(f"the chat template of {self._path} fails: {self._template_fault}; {REMEDY}")
+        remedy = f"; {SMALLER}" if NO_ROOM in why else ""
+        raise DeviceError(f"llama-server does not start: {why}{remedy}")
 
     def _log(self, line: bytes) -> None:
         self._is_loaded = self._is_loaded or LOADED_LINE in line
@@ -523,38 +502,24 @@ class _Child:
             self._template_fault = _reason(fault.decode(errors="replace"))
 
 
-class _TemplateLimits:
-    """Limits on a chat template's time and memory, from the first check on."""
+def _template_limits(path: str, process: ServerProcess) -> Callable[[], None]:
+    """A check of the time and memory that a chat template takes from now on, which raises ModelFileError."""
+    begun_s, bytes_before = time.monotonic(), process.rss_bytes
 
-    def __init__(self, path: str, process: ServerProcess) -> None:
-        self._path, self._process = path, process
-        self._first: tuple[float, int] | None = None  # when it was, and bytes that were used then
-
-    def check(self) -> None:
-        """Raises ModelFileError if it takes more."""
-        now_s, n_bytes = time.monotonic(), self._process.rss_bytes
-        self._first = self._first or (now_s, n_bytes)
-        if now_s - self._first[0] > TEMPLATE_S or n_bytes - self._first[1] > TEMPLATE_BYTES:
+    def check() -> None:
+        if time.monotonic() - begun_s > TEMPLATE_S or process.rss_bytes - bytes_before > TEMPLATE_BYTES:
             raise ModelFileError(
-                f"the chat template of {self._path} takes more than {TEMPLATE_S:.0f} s, or "
+                f"the chat template of {path} takes more than {TEMPLATE_S:.0f} s, or "
                 f"{format_bytes(TEMPLATE_BYTES)} of memory; {REMEDY}"
             )
+
+    return check
 
 
 def _reason(text: str) -> str:
     """llama.cpp's message about a failing template, in one line: for an exception its last line."""
     lines = [line for line in text.splitlines() if line.startswith("Error: ")] or [text]
     return " ".join(lines[-1].removeprefix("Error: ").split())
-
-
-@contextmanager
-def _kept_process(launch: Launch, log: Callable[[bytes], None]) -> Iterator[ServerProcess]:
-    """Raises OSError if it cannot be started."""
-    process = ServerProcess(launch, log)
-    try:
-        yield process
-    finally:
-        process.end(END_S)
 
 
 #

@@ -22,30 +22,33 @@ class LoadNeeds:
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Bytes that an engine holds and that its plan predicted. A mapped model file counts with the mapped range."""
+    """Bytes that an engine holds and that its plan predicted. A mapped model file counts with the mapped range.
+    warning: "" where device_bytes is as planned; spill: as spill_warning."""
 
     device_bytes: int
     host_bytes: int
     planned_device_bytes: int
-    warning: str  # "" where device_bytes is as planned
+    warning: str
+    spill: str
 
 
-def compare_memory(device_bytes: int, host_bytes: int, device: str, memory_breakdown: MemoryBreakdown) -> EngineMemory:
+def compare_memory(
+    device_bytes: int, host_bytes: int, device: str, memory_breakdown: MemoryBreakdown, device_free: int
+) -> EngineMemory:
     """Compare the bytes held on the device with the plan's memory breakdown (on the host mapped files count
-    differently). The staging of older plans is an upper bound, so less of it is no difference."""
-    planned = (
-        0
-        if device == "none"
-        else memory_breakdown.weights_gpu + memory_breakdown.kv + memory_breakdown.compute + memory_breakdown.staging
-    )
+    differently). The staging of older plans is an upper bound, so less of it is no difference. device_free: as in
+    spill_warning."""
+    planned, staging = 0, memory_breakdown.staging
+    if device != "none":
+        planned = memory_breakdown.weights_gpu + memory_breakdown.kv + memory_breakdown.compute + staging
     warning = ""
     tolerance = max(TOLERANCE_SHARE * planned, TOLERANCE_BYTES)
-    if not planned - memory_breakdown.staging - tolerance <= device_bytes <= planned + tolerance:
+    if not planned - staging - tolerance <= device_bytes <= planned + tolerance:
         warning = (
             f"{device} holds {format_bytes(device_bytes)}, but the plan says {format_bytes(planned)}; "
             "plan again with the options of this run"
         )
-    return EngineMemory(device_bytes, host_bytes, planned, warning)
+    return EngineMemory(device_bytes, host_bytes, planned, warning, spill_warning(device_bytes, device, device_free))
 
 
 def spill_warning(device_bytes: int, device: str, device_free: int) -> str:

@@ -18,32 +18,15 @@ from oallama.device.native_abort import exit_at_abort
 from oallama.device.native_log import native_log
 from oallama.device.opening import OpenDevice, device_pointers, open_now
 from oallama.model.gguf_file import check_unchanged
-from oallama.model.memory import BufferBytes, check_cache, held_bytes, load_refusal, memory_of, no_alloc_memory
+from oallama.model.memory import check_cache, held_bytes, load_refusal, memory_of, no_alloc_memory
 from oallama.plan.plan import Plan
-from oallama.run.held import compare_memory, spill_warning
+from oallama.run.held import compare_memory
 from oallama.run.load_checks import check_device, check_host, check_layers, device_of, release
 from oallama.run.split import LoadedSplit, open_split
 from oallama.run.weight_places import weight_places
 
 if TYPE_CHECKING:
     from oallama.run.placed_llama import PlacedLlama
-
-
-class LoadStop:
-    """Stops a load: llama.cpp's progress callback answers whether to go on. callback: for llama_model_params."""
-
-    def __init__(self) -> None:
-        from llama_cpp import llama_cpp as api
-
-        self._cancelled = False
-        self.callback = api.llama_progress_callback(self._on_progress)
-
-    def cancel(self) -> None:
-        """Ask the load to stop at its next step."""
-        self._cancelled = True
-
-    def _on_progress(self, share: float, user_data: Any) -> bool:
-        return not self._cancelled
 
 
 def load_placed(
@@ -132,16 +115,18 @@ def _load_llama(
     Raises ModelFileError if a file changed since it was checked, ModelFileError, DeviceError if llama.cpp or the
     split back end refuses, BridgeError, KeyboardInterrupt.
     """
+    from llama_cpp import llama_cpp as api
+
     from oallama.run.placed_llama import PlacedLlama
 
     check_unchanged(model.files)
-    bridge = load_bridge()
-    stop = LoadStop()
+    bridge, interrupts = load_bridge(), list[bool]()
+    on_progress = api.llama_progress_callback(lambda _share, _data: not interrupts)  # False stops the load
     with native_log(hold_interrupt=False) as log:
         placement = ModelParams(settings, device_pointers(device.names), bridge, split.buft if split else 0)
         try:
-            with held_interrupt(stop.cancel):
-                llama = PlacedLlama.load(settings, placement, stop.callback, arguments)
+            with held_interrupt(lambda: interrupts.append(True)):
+                llama = PlacedLlama.load(settings, placement, on_progress, arguments)
                 llama.own(held, split)
             check_cache(settings, log.texts())
         except ValueError as error:
@@ -153,16 +138,12 @@ def _load_llama(
 
 def _compare(llama: PlacedLlama, split: LoadedSplit | None, device: OpenDevice, warnings: Sequence[str]) -> None:
     """Note what it holds, and where that is not as its plan says. warnings: what is known before."""
-    llama.device, llama.buffers = device.label, _buffers(llama, split)
-    on_device, on_host = held_bytes(llama.buffers)
-    llama.memory = compare_memory(on_device, on_host, device.label, llama.plan.memory)
-    spilled = spill_warning(on_device, device.name, device.own_free)
-    llama.warnings = (*warnings, *filter(None, [llama.memory.warning, spilled]))
-
-
-def _buffers(llama: PlacedLlama, split: LoadedSplit | None) -> tuple[BufferBytes, ...]:
     with held_interrupt():
         buffers = memory_of(load_bridge(), llama.ctx)
-    if split is None:
-        return buffers
-    return (*(b for b in buffers if b.buft != SPLIT_LAYOUT), *split.buffers())
+    if split is not None:
+        buffers = (*(b for b in buffers if b.buft != SPLIT_LAYOUT), *split.buffers())
+    on_device, on_host = held_bytes(buffers)
+    llama.device, llama.buffers = device.label, buffers
+    memory = compare_memory(on_device, on_host, device.label, llama.plan.memory, device.own_free)
+    llama.memory = memory
+    llama.warnings = (*warnings, *filter(None, (memory.warning, memory.spill)))

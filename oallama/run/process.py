@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from ggml_bridge.errors import signal_name
 from ggml_bridge.threads import Thread
+from oallama.device.interrupt import held_interrupt
 from oallama.run.die_with_parent import with_us
 
 TAIL_LINES = 200
@@ -31,24 +34,20 @@ class Launch:
 
 
 class ServerProcess:
-    """A started program, which Linux kills when the thread that started it ends. log: called with each line it
-    writes."""
+    """A started program, which Linux kills when this process ends. log: called with each line that the program writes.
+
+    Linux kills a child when the thread that started it ends, so the thread that reads its output starts it.
+    """
 
     def __init__(self, launch: Launch, log: Callable[[bytes], None] = lambda line: None) -> None:
-        """Raises OSError if it cannot be started: too many processes, or no memory for one more."""
-        command, environment = with_us(launch.command, launch.environment)
+        """Raises OSError if it cannot be started: too many processes, or no memory for one more; MemoryError."""
         self._log = log
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # the terminal's Ctrl-C comes to us
-        )
-        self._reader = Thread(target=self._read, daemon=True)
-        self._reader.start()
+        started: Future[subprocess.Popen[bytes]] = Future()
+        self._reader = Thread(target=self._run, args=(launch, started), daemon=True)
+        with held_interrupt():
+            self._reader.start()
+            self._process = started.result()
 
     @property
     def pid(self) -> int:
@@ -98,15 +97,38 @@ class ServerProcess:
         finally:
             process.kill()
             process.wait()
-        self._reader.join(1.0)
+        if threading.current_thread() is not self._reader:  # a garbage collection may end it there
+            self._reader.join(1.0)
 
-    def _read(self) -> None:
-        """Keep the last lines, each cut to LINE_BYTES."""
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
+    def _run(self, launch: Launch, started: Future[subprocess.Popen[bytes]]) -> None:
+        """Start the program and keep its last lines, each cut to LINE_BYTES."""
+        try:
+            command, environment = with_us(launch.command, launch.environment)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # the terminal's Ctrl-C comes to us
+            )
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(process)
+        assert process.stdout is not None
+        with process.stdout as lines:
             while line := lines.readline(LINE_BYTES):
                 self._tail.append(line.decode(errors="replace").rstrip())
                 self._log(line)
+
+
+def start_failure(process: ServerProcess, is_healthy: Callable[[int], bool], seconds: float) -> str | None:
+    """Wait until a program is healthy; is_healthy gets its process id. Returns why it is not, else None."""
+    in_time = wait_until(lambda: process.has_ended or is_healthy(process.pid), seconds)
+    if process.has_ended:
+        return process.how_it_ended()
+    return None if in_time else f"it does not answer after {seconds:.0f} s"
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oallama.core.errors import BridgeError, DeviceError, PlanError
@@ -18,7 +18,7 @@ from oallama.plan.plugin_text import plugin_text
 from oallama.plan.split import hot_bytes, slice_counts
 
 if TYPE_CHECKING:
-    from ggml_bridge.split import SliceInfo, SplitBackend, SplitPlan, SplitStats
+    from ggml_bridge.split import SliceInfo, SplitBackend, SplitPlan
 
 
 class LoadedSplit:
@@ -151,18 +151,3 @@ def _moved(memory_breakdown: MemoryBreakdown, n_bytes: int, n_cold: int, device:
             for number, breakdown in enumerate(memory_breakdown.devices)
         ),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class SplitRun:
-    """Counters of the split back end for one answer: for batches of several tokens, which are the prompt, and for
-    tokens one by one. Of a prompt the last layer computes the last token alone, which counts with these."""
-
-    prompt: SplitStats
-    decode: SplitStats
-    n_decoded: int  # tokens that went through the model one by one
-
-    def per_token(self) -> dict[str, float]:
-        """Seconds per decoded token: launching, computing CC, waiting for the device, joining, all together."""
-        names = ("launch_s", "host_s", "wait_s", "join_s", "total_s")
-        return {name: getattr(self.decode, name) / max(self.n_decoded, 1) for name in names}

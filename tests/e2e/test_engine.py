@@ -298,7 +298,7 @@ def test_a_model_without_a_template_continues(cpu_engine: Engine) -> None:
 
 def test_a_plan_that_splits_nothing_does_not_load_the_split_back_end(cpu_engine: Engine) -> None:
     assert cpu_engine.generate([5, 6, 7], max_tokens=2, temperature=0).n_gen == 2
-    assert cpu_engine.split_stats is None and cpu_engine.runs() == []
+    assert cpu_engine.split_report() is None and cpu_engine.runs() == []
     assert "ggml-oallama" not in Path(f"/proc/{cpu_engine.pid}/maps").read_text()
 
 

@@ -150,7 +150,8 @@ def test_what_neither_card_holds_is_split(models: Path) -> None:
     with both.engine(once=True) as engine:
         answer = engine.generate("one two", max_tokens=8, temperature=0)
         assert answer.n_gen == 8 and not any("not as planned" in warning for warning in engine.warnings)
-        assert engine.split_stats is not None and engine.split_stats.prompt.bytes_streamed > 0
+        report = engine.split_report()
+        assert report is not None and report.stats.bytes_streamed > report.single.bytes_streamed
 
 
 def test_a_card_that_would_slow_the_others_is_left_out_and_said(models: Path) -> None:

@@ -19,6 +19,7 @@ from processes import here
 from oallama.core.types import SPLIT_LAYOUT
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
+from oallama.run.plugin_report import PluginReport
 
 pytestmark = pytest.mark.usefixtures("no_alloc_loader", "kept_engines")
 
@@ -102,33 +103,38 @@ def test_cpu_slices_lie_in_the_named_layout_or_the_best(q4_0: Path) -> None:
             assert {slice.layout for slice in llama.split.plan.slices()} == {named if named in layouts else layouts[0]}
 
 
-def test_statistics_are_those_of_the_last_answer(f16: Path) -> None:
+def test_counts_are_those_since_the_load(f16: Path) -> None:
     """A prompt's last layer computes its last token alone, which counts with tokens one by one."""
     prompt = [1 + i for i in range(100)]  # two micro-batches
     with forced(f16, "rpc-worker:1", ffn(0.5), layout="CPU_NEXT_YEAR").engine() as engine:
         assert [("CPU_NEXT_YEAR" in warning) for warning in engine.warnings] == [True]
         layouts = {placement.layout for placement in engine.plan.operators if 0 < placement.gg < 1}
         assert layouts <= set(load_bridge().cpu_layouts())
-        assert engine.split_stats is None
+        n_layer, reports = engine.model.n_layer, [engine.split_report()]
+
+        def counted() -> PluginReport:
+            """The counts since the last call."""
+            reports.append(engine.split_report())
+            before, after = reports[-2:]
+            assert before is not None and after is not None
+            return after.since(before)
+
+        assert counted().stats.n_graphs == 0
         answer = engine.generate(prompt, max_tokens=9, temperature=1.0)
-        first, n_layer = engine.split_stats, engine.model.n_layer
-        assert first is not None
-        assert first.prompt.n_graphs == 2 * n_layer - 1
-        assert first.n_decoded == len(answer.tokens) - (answer.end == "limit")
-        assert first.decode.n_graphs == first.decode.n_segments == n_layer * first.n_decoded + 1
-        per_token = first.per_token()
-        parts = sum(seconds for name, seconds in per_token.items() if name != "total_s")
-        assert 0 < parts <= per_token["total_s"] * 1.001
-        passed_s = answer.ttft_s + first.n_decoded * answer.tpot_s
-        assert per_token["total_s"] * first.n_decoded + first.prompt.total_s < passed_s
+        n_decoded, first = len(answer.tokens) - (answer.end == "limit"), counted()
+        assert first.stats.n_graphs - first.single.n_graphs == 2 * n_layer - 1
+        assert first.single.n_graphs == first.single.n_segments == n_layer * n_decoded + 1
+        parts_s = first.single.launch_s + first.single.host_s + first.single.wait_s + first.single.join_s
+        assert 0 < parts_s <= first.single.total_s * 1.001
+        assert first.stats.total_s < answer.ttft_s + n_decoded * answer.tpot_s
         known = [*prompt, *answer.tokens]
         list(engine.stream([*known, 5, 6, 7], max_tokens=3, temperature=1.0, reuse=True))
-        assert engine.split_stats is not None and engine.split_stats.prompt.n_graphs == n_layer - 1
+        again = counted()
+        assert again.stats.n_graphs - again.single.n_graphs == n_layer - 1
         engine.generate(prompt, max_tokens=1)
-        assert engine.split_stats is not None and engine.split_stats.n_decoded == 0
-        assert engine.split_stats.decode.n_graphs == 1 and engine.split_stats.prompt.n_built == 0
-        held = engine.held_by_split
-        assert (held.device_weights, held.host_weights > 0, held.device_compute > 0) == (
+        last = counted()
+        assert last.single.n_graphs == 1 and last.stats.n_built == last.single.n_built
+        assert (last.memory.device_weights, last.memory.host_weights > 0, last.memory.device_compute > 0) == (
             engine.plan.memory.weights_gpu, True, True
         )  # fmt: skip
 

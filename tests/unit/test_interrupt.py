@@ -21,9 +21,6 @@ from oallama.core.temporary import temporary_folder
 from oallama.device.interrupt import held_interrupt
 from oallama.device.native_log import native_log
 from oallama.placer import Placer
-from oallama.run.keeper import NAME as KEEPER
-from oallama.run.keeper import Keeper
-from oallama.run.load import LoadStop
 from oallama.run.load_checks import release
 
 MODEL = Path(__file__).resolve().parents[2] / "models/oallama-stories-q4_0.gguf"
@@ -49,15 +46,18 @@ def test_a_ctrl_c_at_any_moment_gives_the_log_back(hold_interrupt):
 
 
 def test_a_ctrl_c_in_the_progress_callback_stops_the_load(monkeypatch):
-    shares = []
-    on_progress = LoadStop._on_progress
+    api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
+    callback_type, shares = api.llama_progress_callback, []
 
-    def interrupted(self, share, user_data):
-        signal.raise_signal(signal.SIGINT)
-        shares.append(share)
-        return on_progress(self, share, user_data)
+    def interrupted(on_progress):
+        def call(share, data):
+            signal.raise_signal(signal.SIGINT)
+            shares.append(share)
+            return on_progress(share, data)
 
-    monkeypatch.setattr(LoadStop, "_on_progress", interrupted)
+        return callback_type(call)
+
+    monkeypatch.setattr(api, "llama_progress_callback", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llama()
     assert len(shares) == 1
@@ -122,79 +122,6 @@ def test_a_ctrl_c_at_any_moment_of_closing_leaves_the_device_until_what_is_on_it
         closed.clear()
         held = held_noting(closed)
     assert n_done > moment / 2 > 10
-
-
-class Held:
-    """A context that notes when it is entered and left; entering takes a while, as that of a program does."""
-
-    def __init__(self, noted, name):
-        self.noted, self.name = noted, name
-
-    def __enter__(self):
-        assert threading.current_thread() is not threading.main_thread()
-        time.sleep(0.002)
-        self.noted.append(f"entered {self.name}")
-
-    def __exit__(self, *_):
-        time.sleep(0.002)
-        self.noted.append(f"left {self.name}")
-
-
-def test_a_ctrl_c_at_any_moment_leaves_nothing_that_a_keeper_has_entered():
-    """From before it is made until behind its end; also where nobody closes it."""
-    noted, moment, n_partly = [], 0, 0
-
-    def use(close=True):
-        keeper = Keeper()
-        keeper.enter(lambda: Held(noted, "first"))
-        keeper.enter(lambda: Held(noted, "second"))
-        if close:
-            keeper.close()
-            keeper.close()
-
-    for each in (use, lambda: use(close=False)):
-        for moment in interrupted_often(each):
-            until(lambda: not any(thread.name == KEEPER and thread.is_alive() for thread in threading.enumerate()))
-            names = [word.partition(" ")[2] for word in noted if word.startswith("entered")]
-            assert noted == [*(f"entered {n}" for n in names), *(f"left {n}" for n in reversed(names))], moment
-            n_partly += len(names) == 1
-            noted.clear()
-        assert moment > 20
-    assert n_partly
-
-
-def test_what_cannot_be_entered_is_raised_and_the_rest_left():
-    noted = []
-    keeper = Keeper()
-    keeper.enter(lambda: Held(noted, "first"))
-    with pytest.raises(ZeroDivisionError):
-        keeper.enter(lambda: 1 / 0)
-    keeper.enter(lambda: Held(noted, "second"))
-    keeper.close()
-    assert noted == ["entered first", "entered second", "left second", "left first"]
-    with pytest.raises(RuntimeError, match="closed"):
-        keeper.enter(lambda: Held(noted, "third"))
-
-
-AT_EXIT = """
-import os, sys
-from contextlib import contextmanager
-from oallama.run.keeper import Keeper
-@contextmanager
-def held():
-    yield
-    os.write(1, b"left\\n")
-keeper = Keeper()
-keeper.enter(held)
-if sys.argv[1] == "fork" and os.fork() == 0:
-    sys.exit()  # the thread is not here
-"""
-
-
-@pytest.mark.parametrize("how", ["plain", "fork"])
-def test_a_process_that_ends_leaves_what_its_keepers_hold(how):
-    done = subprocess.run([sys.executable, "-c", AT_EXIT, how], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "left\n"), done.stderr
 
 
 # ---- in a process of its own
