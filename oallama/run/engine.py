@@ -50,6 +50,7 @@ TEMPLATE_S = 20.0  # for what a chat template computes, which a loop would excee
 TEMPLATE_BYTES = 1024 * MIB  # of memory beside that
 UNREAD = "does not match the expected"
 """llama-server's error for an answer that it cannot parse; its text was received before."""
+UNPARSED = "Failed to parse messages"  # said of messages whose fields are wrong, with status 500
 NO_ROOM = "failed to allocate"
 TOO_LARGE = "is too large to process"  # said of a text that is to be embedded
 LOADED_LINE = b"initializing, n_slots"  # llama-server has loaded the model, and tries its chat template next
@@ -286,7 +287,7 @@ class Engine:
             path, fields = "/completion", {"prompt": self._prompt(conversation.as_text())}
         else:
             n = WITHOUT_END if max_tokens is None else max_tokens
-            path, fields = "/v1/chat/completions", {"messages": checked_messages(messages), "verbose": True}
+            path, fields = "/v1/chat/completions", {"messages": messages, "verbose": True}
             self._templated("/apply-template", messages)
         body = self._request(n, temperature, seed, stop, True, sampling) | fields
         return self._streamed(path, body, on_progress, on_reasoning) if stream else self._whole(path, body)
@@ -329,13 +330,13 @@ class Engine:
         }
 
     def _prompt(self, prompt: str | Sequence[int]) -> str | list[int]:
-        if isinstance(prompt, str):
-            if not prompt:
+        try:
+            if not len(prompt):
                 raise UsageError("the prompt has no tokens; give a prompt")
-            return prompt
-        tokens = numbers_of(prompt)
-        check_tokens(tokens, self.n_vocab, self.n_ctx)
-        return tokens
+            return prompt if isinstance(prompt, str) else [index(token) for token in prompt]
+        except TypeError:
+            kind = type(prompt).__name__
+            raise UsageError(f"a prompt must be a string or a list of token numbers, not {kind}") from None
 
     def _templated(self, path: str, messages: Sequence[Mapping[str, Any]]) -> Any:
         """Apply the model's chat template to messages. Raises UsageError, and ModelFileError for an unusable template;
@@ -437,7 +438,7 @@ class Engine:
         sentence = " ".join(str(error).split())
         if TOO_LARGE in sentence:
             return UsageError(f"the text is longer than a micro-batch ({sentence}); shorten it or raise -ub")
-        if 400 <= error.status < 500:
+        if 400 <= error.status < 500 or UNPARSED in sentence:
             return UsageError(f"llama-server refuses the request: {sentence}")
         return DeviceError(f"llama-server could not compute: {sentence}")
 
@@ -520,42 +521,6 @@ def _reason(text: str) -> str:
     """llama.cpp's message about a failing template, in one line: for an exception its last line."""
     lines = [line for line in text.splitlines() if line.startswith("Error: ")] or [text]
     return " ".join(lines[-1].removeprefix("Error: ").split())
-
-
-#
-# checks of what is asked for
-#
-
-
-def numbers_of(tokens: Sequence[int]) -> list[int]:
-    """Token numbers as a list. Raises UsageError for other values."""
-    try:
-        return [index(token) for token in tokens]
-    except TypeError:
-        raise UsageError(f"a prompt must be a string or a list of token numbers, not {type(tokens).__name__}") from None
-
-
-def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
-    """Raises UsageError unless there is at least one token, all are of this vocabulary, and they fit the context."""
-    if not len(tokens):
-        raise UsageError("the prompt has no tokens; give a prompt")
-    for token in tokens:
-        if not 0 <= token < n_vocab:
-            raise UsageError(f"token {token} is outside this model's vocabulary of {n_vocab}; tokenize with this model")
-    if len(tokens) > n_ctx:
-        raise UsageError(f"the prompt has {len(tokens)} tokens but the context holds {n_ctx}; shorten it or raise -c")
-
-
-def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as in OpenAI's API. Raises UsageError for invalid messages."""
-    if isinstance(messages, str) or not isinstance(messages, Sequence):
-        raise UsageError('messages must be a list, e.g. [{"role": "user", "content": "Hello!"}]')
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise UsageError(f"message {number} must be an object with role and content")
-    if not messages:
-        raise UsageError('no message to answer; give e.g. {"role": "user", "content": "Hello!"}')
-    return [dict(message) for message in messages]
 
 
 def _cut(generation: Generation, body: Mapping[str, Any]) -> Generation:
