@@ -116,8 +116,8 @@ def command(
 
     \f
     Restarts llama-server if it ends. Its API is complete: /v1/chat/completions, /v1/completions, /v1/embeddings,
-    /v1/models, /health, /metrics and more. Its web page is at /; a build without a web page shows the address of the
-    placement page. The placement page has its own port, which is printed; GET /placement there returns JSON.
+    /v1/models, /health, /metrics and more. Its web page, if it was built with one, is at /. The placement page has its
+    own port, which is printed; GET /placement there returns JSON.
     """
     asked.check_depth(n_depth)
     asked = asked.expecting(server.n_parallel)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any
 
 from oallama.core.codec import to_json
@@ -141,16 +140,6 @@ def placement_html(served: Served) -> str:
         others=_others(served),
         plan=served.plan.fingerprint,
         fingerprint=f"plan {served.plan.fingerprint[:16]}",
-    )
-
-
-def start_html(model: ModelInfo, url: str) -> str:
-    """The page at / for a llama-server without a web page: links to its API and to the placement page at `url`."""
-    title, url = escape(model_title(model)), escape(url)
-    return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n<h1>{title}</h1>\n'
-        '<p>OpenAI\'s API is at <code>/v1</code> here, for example <a href="v1/models">/v1/models</a>.\n'
-        f'<p>Where the weights are, on the machine that serves: <a href="{url}">{url}</a>\n'
     )
 
 

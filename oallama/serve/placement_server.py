@@ -6,42 +6,19 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import BoundedSemaphore
 from typing import Any
 
 from ggml_bridge.threads import Thread
 from oallama.run.address import host_name, is_local
 
 REQUEST_S = 20.0  # seconds that a client may take
-MOST_CLIENTS = 16  # parallel connections, one thread each; further ones are closed unanswered
 
 Content = tuple[str, dict[str, str], str]
 """Content type, further headers, text."""
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
     contents: dict[str, Callable[[], Content]]
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._free = BoundedSemaphore(MOST_CLIENTS)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:  # no thread could be started
-            self._free.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that disconnected."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from oallama.core.temporary import parent_for_server, temporary_folder
 from oallama.device.interrupt import held_interrupt
-from oallama.report.placement_page import Served, page_policy, placement_document, placement_html, start_html
+from oallama.report.placement_page import Served, page_policy, placement_document, placement_html
 from oallama.run.address import Address
 from oallama.run.plugin_report import PluginReport, ask_report, reports_in, runs_of
 from oallama.run.process import Launch
-from oallama.run.program import PAGE_FOLDER
 from oallama.serve.live import live_of
 from oallama.serve.placement_server import placement_server
 from oallama.serve.supervisor import Supervisor
@@ -26,7 +22,6 @@ Reports = Sequence[PluginReport]
 
 FOLDER = "oallama-serve-"
 ANSWER_S = 2.0  # seconds that llama-server may take to answer
-ASKED_S = 1.0  # least seconds between two reads of its metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +69,6 @@ def serve(
         )
         shown = _Shown(supervisor, (wanted, of_wanted), (fallback or wanted, of_cpu), address)
         with held_interrupt(supervisor.stop), placement_server(shown.document, shown.page, placement_port) as url:
-            for page_folder in (of_wanted / PAGE_FOLDER, of_cpu / PAGE_FOLDER):
-                if page_folder.is_dir():
-                    (page_folder / "index.html").write_text(start_html(wanted.model, url), encoding="utf-8")
 
             def ready() -> None:
                 for problem in problems(shown.now[1], supervisor.state.pid):
@@ -97,8 +89,7 @@ class _Shown:
     def __init__(
         self, supervisor: Supervisor, wanted: tuple[Served, Path], fallback: tuple[Served, Path], address: Address
     ) -> None:
-        self._supervisor, self._wanted, self._on_cpu = supervisor, wanted, fallback
-        self._metrics = _Paced(lambda pid: address.metrics(pid, ANSWER_S))
+        self._supervisor, self._wanted, self._on_cpu, self._address = supervisor, wanted, fallback, address
 
     @property
     def now(self) -> tuple[Served, Path]:
@@ -107,7 +98,7 @@ class _Shown:
     def document(self) -> dict[str, Any]:
         """Return the answer to `GET /placement`."""
         state, (served, folder) = asdict(self._supervisor.state), self.now
-        text = self._metrics.text(state["pid"]) if state["phase"] == "ready" else None
+        text = self._address.metrics(state["pid"], ANSWER_S) if state["phase"] == "ready" else None
         live = None if text is None else live_of(text)
         reports = list(reports_in(folder))
         running = next((report for report in reports if report.pid == state["pid"]), None)
@@ -117,22 +108,6 @@ class _Shown:
     def page(self) -> tuple[str, str]:
         """Return the page and its Content-Security-Policy."""
         return placement_html(self.now[0]), page_policy()
-
-
-class _Paced:
-    """llama-server's /metrics, queried at most once per ASKED_S for all clients of the placement page."""
-
-    def __init__(self, ask: Callable[[int], str | None]) -> None:
-        self._ask = ask
-        self._lock = Lock()
-        self._asked_at = -math.inf
-        self._text: str | None = None
-
-    def text(self, pid: int) -> str | None:
-        with self._lock:
-            if time.monotonic() - self._asked_at >= ASKED_S:
-                self._text, self._asked_at = self._ask(pid), time.monotonic()
-            return self._text
 
 
 def problems(folder: Path, pid: int | None) -> tuple[str, ...]:

@@ -1,8 +1,4 @@
-"""Keeps a server program running: starts it, checks its health, restarts it with a back-off, ends it.
-
-Linux kills the program when the thread that started it ends, so everything except reading its lines happens in the
-thread that calls `run`, which must be the main thread.
-"""
+"""Keeps a server program running: starts it, checks its health, restarts it with a back-off, ends it."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from oallama.core.errors import DeviceError
-from oallama.run.process import Launch, ServerProcess, wait_until
+from oallama.run.process import Launch, ServerProcess, start_failure, wait_until
 
 ServerPhase = Literal["starting", "ready", "waiting", "ended"]
 """starting: the program loads the model; waiting: it ended and will restart."""
@@ -100,13 +96,13 @@ class Supervisor:
         while not self._stopped:
             why = self._start()
             started = why is None
-            if why is None:
+            if started and not self._stopped:
                 was_ready, begun = True, time.monotonic()
                 self.on_ready()
                 why = self._watch()
                 if time.monotonic() - begun > self.patience.steady_s:
                     n_failures = 0
-            if self._stopped:
+            if self._stopped or why is None:
                 return
             ran = self._process is not None
             self._set_phase("waiting")
@@ -142,34 +138,24 @@ class Supervisor:
         except OSError as error:
             return f"it cannot be started: {error.strerror or error}"
         self.state.pid = process.pid
-        wait_until(lambda: self._has_ended() or self.healthy(process.pid), self.patience.start_s)
-        if self._has_ended():
-            return self._how_it_ended()
-        if not self.healthy(process.pid):
-            return f"it does not answer after {self.patience.start_s:.0f} s"
-        self._set_phase("ready")
-        return None
+        why = start_failure(process, lambda pid: self._stopped or self.healthy(pid), self.patience.start_s)
+        if why is None and not self._stopped:
+            self._set_phase("ready")
+        return why
 
-    def _watch(self) -> str:
-        """Wait until the program needs a restart; return why: it ended, or hangs."""
-        assert self._process is not None
-        pid, answered, used_s = self._process.pid, time.monotonic(), self._process.cpu_s
-        while not wait_until(self._has_ended, self.patience.look_s):
+    def _watch(self) -> str | None:
+        """Wait until the program needs a restart; return why: it ended, or hangs; None after `stop`."""
+        process = self._process
+        assert process is not None
+        answered, used_s = time.monotonic(), process.cpu_s
+        while not wait_until(lambda: self._stopped or process.has_ended, self.patience.look_s):
             silent_s = time.monotonic() - answered
-            computed_s = self._process.cpu_s - used_s
-            if self.healthy(pid) or computed_s > IDLE_SHARE * silent_s:  # all its connections may be busy
-                answered, used_s = time.monotonic(), self._process.cpu_s
+            computed_s = process.cpu_s - used_s
+            if self.healthy(process.pid) or computed_s > IDLE_SHARE * silent_s:  # all its connections may be busy
+                answered, used_s = time.monotonic(), process.cpu_s
             elif silent_s > self.patience.answer_s:
                 return f"it has neither answered nor computed for {self.patience.answer_s:.0f} s"
-        return self._how_it_ended()
-
-    def _has_ended(self) -> bool:
-        """Whether the program has ended, or `stop` was called."""
-        return self._stopped or (self._process is not None and self._process.has_ended)
-
-    def _how_it_ended(self) -> str:
-        assert self._process is not None
-        return "it was stopped" if self._stopped else self._process.how_it_ended()
+        return process.how_it_ended() if process.has_ended else None
 
     def _set_phase(self, phase: ServerPhase) -> None:
         self.state.phase, self.state.ready_at = phase, time.time() if phase == "ready" else None
