@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oallama.cli.autotune import tuning_gain
-from oallama.cli.help import passed_options
 from oallama.cli.output import log
 from oallama.cli.placement_options import PlacementOptions
 from oallama.cli.projector import ProjectorOptions
@@ -71,7 +70,7 @@ def served_model(request: PlacementRequest) -> Iterator[ServedModel]:
     placer = placer.on_devices_of(served.plan)
     if request.embeds:
         served = _embedding(placer, served)
-    served = replace(served, plan=with_repeated_drafts(placer, served.plan, passed_options()))
+    served = replace(served, plan=with_repeated_drafts(placer, served.plan))
     with counting(placer, request.count_experts) as count:
         yield ServedModel(request, placer, served, count)
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oallama.cli.help import Group, option, passed_options
+from oallama.cli.help import Group, option
 from oallama.cli.model_file import model_file
 from oallama.cli.options import as_record, count
 from oallama.cli.output import log
 from oallama.core.errors import UsageError
 from oallama.core.types import NGRAM, DecodeStep, Workload
-from oallama.run.server_options import repeated_drafts
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
@@ -56,10 +55,7 @@ class StepOptions:
         return None if self.spec == "none" else self.draft_model
 
     def workload(self, workload: Workload) -> Workload:
-        """Return the workload with the expected requests in flight, and with the logits of drafts of repeated text that
-        options behind `--` request."""
-        if workload.n_outputs and (n_draft := repeated_drafts(passed_options())):
-            workload = replace(workload, n_outputs=n_draft + 1)
+        """Return the workload with the expected requests in flight."""
         if self.expected is None:
             return workload
         return replace(workload, step=DecodeStep(self.expected, n_slots=max(self.slots, self.expected)))

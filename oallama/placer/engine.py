@@ -15,7 +15,7 @@ from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
 from oallama.run.load_checks import check_device, check_layers, device_of
 from oallama.run.program import PROGRAM_VARIABLE, ServerSettings, find_program, launch, served_plan
-from oallama.run.server_options import checked_options, repeated_drafts
+from oallama.run.server_options import checked_options
 
 if TYPE_CHECKING:
     from oallama.placer.placer import Placer
@@ -40,17 +40,14 @@ class EngineOptions:
     once: bool = False
 
 
-def with_repeated_drafts(placer: Placer, plan: Plan, options: Sequence[str]) -> Plan:
-    """The plan with memory for the logits of drafts of repeated text: its own, or those that checked options of
-    llama-server request. Raises UsageError if the plan leaves the device no room for them, and as a no_alloc load."""
-    n_own_drafts = plan.draft.n_draft if plan.draft is not None and plan.draft.kind == NGRAM.kind else 0
-    n_draft = max(n_own_drafts, repeated_drafts(options))
-    plan_with_drafts = placer.with_outputs(plan, max(plan.workload.n_outputs, n_draft + 1)) if n_draft else plan
+def with_repeated_drafts(placer: Placer, plan: Plan) -> Plan:
+    """The plan with memory for the logits of its drafts of repeated text. Raises UsageError if it leaves the device no
+    room for them, and as a no_alloc load."""
+    if plan.draft is None or plan.draft.kind != NGRAM.kind:
+        return plan
+    plan_with_drafts = placer.with_outputs(plan, max(plan.workload.n_outputs, plan.draft.n_draft + 1))
     if plan_with_drafts is None:
-        raise UsageError(
-            f"the plan leaves {plan.device} no room for the logits of {n_draft} drafts; plan with --spec ngram, or "
-            "leave --spec-type out"
-        )
+        raise UsageError(f"the plan leaves {plan.device} no room for the logits of {plan.draft.n_draft} drafts")
     return plan_with_drafts
 
 
@@ -71,7 +68,7 @@ def open_engine(
     chats = options.chats and model.chat_template is not None  # else llama-server would use a default template
     program = find_program(os.environ.get(PROGRAM_VARIABLE) or None)
     embedding = None if options.interactive or options.once else placer.with_outputs(plan, 0)
-    plan = embedding or with_repeated_drafts(placer, plan, server_options)
+    plan = embedding or with_repeated_drafts(placer, plan)
     needs = placer.load_needs(plan)
     named, warnings = served_plan(plan, operators, "none" if spec.is_none else str(placer.found_device), counts)
     check_device(plan, named.device, spec)

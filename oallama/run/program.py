@@ -38,7 +38,6 @@ from oallama.run.address import Address
 from oallama.run.load_checks import computes_on_device
 from oallama.run.plugin_report import REPORT_FILES
 from oallama.run.process import Launch
-from oallama.run.server_options import passed_variables
 from oallama.run.stock_backend import stock_backend
 from oallama.run.weight_places import usable_plan
 
@@ -48,13 +47,11 @@ KEY_VARIABLE = "LLAMA_API_KEY"
 PROGRAM_VARIABLE = "OALLAMA_LLAMA_SERVER"  # names the program to use
 PLAN_FILE = "plan.oallama"
 ANSWER_S = 20.0  # limit for reading a library's version, from a slow disk; a Ctrl-C waits as long
-PAGE_FOLDER = "page"  # folder of files that a llama-server built without a web page shows
 BUILD = "`oallama setup` builds it with llama.cpp"
 PATIENT_BATCH = 64
 """Batch of a prompt on the CPU alone, if a person may stop it. llama-server can only stop between batches, and 512
 tokens of an 8B took one core a minute; larger batches are no faster (7.2 tokens/s in batches of 512, 8.4 of 64, 7.6 of
 32 and of 16)."""
-_PAGED = b"gzip is not supported by this browser"  # a text in every llama-server with a web page
 _LINKED = re.compile(r"libggml-base\S* => (\S+)")
 
 
@@ -130,16 +127,6 @@ def _ggml_base(program: Path) -> Path | None:
     return Path(linked[1]) if linked else None
 
 
-def has_page(program: Path) -> bool:
-    """Whether a llama-server was built with its web page; True if its files cannot be read."""
-    folder = program.resolve().parent
-    parts = [program.resolve(), *folder.glob("*llama-server*"), *folder.glob("../lib/*llama-server*")]
-    try:
-        return any(_PAGED in part.read_bytes() for part in parts if part.is_file())
-    except OSError:
-        return True
-
-
 def _output(command: Sequence[str]) -> str | None:
     try:
         with held_interrupt():  # a Ctrl-C inside Popen would leave a zombie process
@@ -168,8 +155,7 @@ def launch(
     counts: bool = False,
 ) -> Launch:
     """Command line and environment of llama-server for a plan; writes the plan file. plan: with layouts that the CPU
-    has. folder: for PLAN_FILE, the plugin's reports (run/plugin_report.py), and PAGE_FOLDER if the program has no web
-    page. counts: count expert uses.
+    has. folder: for PLAN_FILE, and the plugin's reports (run/plugin_report.py). counts: count expert uses.
 
     Raises PlanError for a plan that llama-server cannot run, BridgeError if the plugin is not built, and OSError.
     """
@@ -186,9 +172,6 @@ def launch(
     if settings.address.api_key is not None:
         added = {**added, KEY_VARIABLE: settings.address.api_key}
     arguments = [str(program), *arguments[1:], *_arguments(settings, plan.workload.n_ubatch, plan.device == "none")]
-    if settings.shown and not has_page(program):
-        (folder / PAGE_FOLDER).mkdir(exist_ok=True)
-        arguments += ["--path", str(folder / PAGE_FOLDER)]
     return Launch(tuple(arguments), {**clean_environment(environment), **added}, stock_device(plan) != "none")
 
 
@@ -235,18 +218,18 @@ def prompt_cache_mib(left: int) -> int:
     return min(STOCK_CACHE_MIB, left // MIB)
 
 
+DROPPED_VARIABLES = (
+    LIBRARY_VARIABLE, BACKEND_VARIABLE, PARAMETERS_VARIABLE, PLAN_VARIABLE, REPORT_VARIABLE, "MTMD_BACKEND_DEVICE",
+    "AIP_MODE", KEY_VARIABLE, "OALLAMA_API_KEY",
+)  # fmt: skip
+"""Variables that would change the placement, the address or the key, as those of llama-server's options would."""
+
+
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables that would change the placement, the address or the key."""
-    dropped = (
-        LIBRARY_VARIABLE,
-        BACKEND_VARIABLE,
-        PARAMETERS_VARIABLE,
-        PLAN_VARIABLE,
-        REPORT_VARIABLE,
-        "MTMD_BACKEND_DEVICE",
-        "AIP_MODE",
-        KEY_VARIABLE,
-        "OALLAMA_API_KEY",
-    )
-    kept = {name: value for name, value in passed_variables(environment).items() if name not in dropped}
+    """The environment without DROPPED_VARIABLES, and without variables of llama-server's options."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in DROPPED_VARIABLES and not name.startswith("LLAMA_ARG_")
+    }
     return {**kept, "GGML_NO_BACKTRACE": "1"}

@@ -3,7 +3,7 @@ plan counts, nor access to the server. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from oallama.core.errors import UsageError
@@ -20,7 +20,7 @@ _REASONING = (
     "--chat-template-kwargs"
 )
 _ADAPTERS = ("--lora", "--lora-scaled")
-_SLOTS = "-sps --slot-prompt-similarity --cache-reuse -ctxcp --ctx-checkpoints --swa-checkpoints --spec-type"
+_SLOTS = "-sps --slot-prompt-similarity --cache-reuse -ctxcp --ctx-checkpoints --swa-checkpoints"
 
 
 def _words(text: str) -> frozenset[str]:
@@ -32,24 +32,12 @@ FLAGS = _words(
     "--ignore-eos --reasoning-preserve --no-reasoning-preserve --slots --no-slots --cache-prompt --no-cache-prompt "
     "--cache-idle-slots --no-cache-idle-slots --context-shift --no-context-shift --lora-init-without-apply"
 )
-VARIABLES = _words(
-    "LLAMA_ARG_TEMPERATURE LLAMA_ARG_TOP_K LLAMA_ARG_TOP_P LLAMA_ARG_MIN_P LLAMA_ARG_REPEAT_PENALTY "
-    "LLAMA_ARG_PRESENCE_PENALTY LLAMA_ARG_FREQUENCY_PENALTY LLAMA_ARG_THINK LLAMA_ARG_REASONING "
-    "LLAMA_ARG_REASONING_EFFORT LLAMA_ARG_THINK_BUDGET LLAMA_ARG_THINK_BUDGET_MESSAGE LLAMA_ARG_REASONING_PRESERVE "
-    "LLAMA_ARG_CHAT_TEMPLATE_KWARGS LLAMA_ARG_CTX_CHECKPOINTS LLAMA_ARG_CACHE_IDLE_SLOTS LLAMA_ARG_CACHE_PROMPT "
-    "LLAMA_ARG_CACHE_REUSE LLAMA_ARG_ENDPOINT_SLOTS LLAMA_ARG_CONTEXT_SHIFT"
-)
-"""Environment variables of such options, which are passed on too."""
-
-NGRAM_DRAFTS = {"ngram-simple": 48, "ngram-map-k": 48, "ngram-map-k4v": 48, "ngram-mod": 64, "ngram-cache": 8}
-"""Most drafts of repeated text per request, by kind; llama-server reserves memory for their logits (b11549,
-common_speculative_n_max)."""
-
 SYNTHETIC_RATES = "--spec-synth-rates"  # only for `bench`
 
 REASONS = {
     "-md": "give it before --",
     "--model-draft": "give it before --",
+    "--spec-type": "use --spec before --",
     SYNTHETIC_RATES: "it is for `oallama bench` alone",
     "--spec-synth-len": "it is for `oallama bench` alone",
     "-ngl": "oallama places the weights",
@@ -77,18 +65,8 @@ def checked_options(arguments: Sequence[str]) -> tuple[str, ...]:
             if not left:
                 raise UsageError(f"{name} needs a value")
             value = left.pop(0)
-        if name == "--spec-type" and not all(kind in NGRAM_DRAFTS for kind in value.split(",")):
-            raise UsageError(
-                f"--spec-type {value} is not passed on to llama-server: the memory of drafts is not planned"
-            )
         checked += [name, value]
     return tuple(checked)
-
-
-def repeated_drafts(options: Sequence[str]) -> int:
-    """Most drafts of repeated text per request that checked options allow."""
-    kinds = (kind for name, value in pairwise(options) if name == "--spec-type" for kind in value.split(","))
-    return max((NGRAM_DRAFTS[kind] for kind in kinds), default=0)
 
 
 def adapter_paths(options: Sequence[str]) -> tuple[str, ...]:
@@ -100,10 +78,3 @@ def adapter_paths(options: Sequence[str]) -> tuple[str, ...]:
         if name in _ADAPTERS
         for path in value.split(",")
     )
-
-
-def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables of llama-server's other options."""
-    return {
-        name: value for name, value in environment.items() if not name.startswith("LLAMA_ARG_") or name in VARIABLES
-    }

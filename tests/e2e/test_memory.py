@@ -60,8 +60,8 @@ def test_llama_server_takes_what_is_planned_and_logits_of_more_tokens_only_for_d
     path = write_gguf(tmp_path / "model.gguf", "llama", n_vocab=n_vocab, n_ctx=512)
     case = forced(path, "emulated:rtx3060-12", whole=PLACES["all on the device"], n_outputs=1)
     assert case.plan.memory.compute < F32 * n_vocab * N_UBATCH, "not the logits of a micro-batch"
-    n_rows, drafts = (N_UBATCH, ()) if embeds else (49, ("--spec-type", "ngram-simple"))
-    with case.engine(interactive=not embeds, server_options=drafts) as engine:
+    n_rows, plan = (N_UBATCH, case.plan) if embeds else (NGRAM.n_draft + 1, replace(case.plan, draft=NGRAM))
+    with case.placer.engine(plan, interactive=not embeds) as engine:
         assert len(engine.generate([5] * (N_UBATCH + 9), max_tokens=4, temperature=0).tokens) == 4
         report = ask_report(engine._folder, engine.pid, 10.0)
         assert report is not None and report.emulated is not None
@@ -79,7 +79,7 @@ def test_llama_server_takes_what_is_planned_and_logits_of_more_tokens_only_for_d
             assert case.placer.with_outputs(with_less, 0) is None
         else:
             with pytest.raises(UsageError, match="no room for the logits of 48 drafts"):
-                with_repeated_drafts(case.placer, replace(with_less, draft=NGRAM), ())
+                with_repeated_drafts(case.placer, replace(with_less, draft=NGRAM))
             with pytest.raises(UsageError, match="n_outputs=0"):
                 engine.embed("a")
 

@@ -1,9 +1,7 @@
 """llama-server: how it is found and started, where it may listen, what it and its plug-in tell, the placement page."""
 
-import contextlib
 import http.client
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -14,26 +12,22 @@ from pathlib import Path
 
 import placement_records as records
 import pytest
-from processes import until
-from worlds import model_info, placed, some_plan, weight
+from worlds import placed, some_plan, weight
 
 from ggml_bridge.library import library_folder, soname
 from oallama.cli.serve import parse_key
 from oallama.core.errors import BridgeError, DeviceError, UsageError
-from oallama.report.placement_page import start_html
 from oallama.run.address import Address, host_name, is_local, reserved_address
 from oallama.run.program import (
-    PAGE_FOLDER,
     ServerSettings,
     clean_environment,
     find_program,
-    has_page,
     launch,
     prompt_cache_mib,
     served_plan,
 )
 from oallama.serve.live import live_of
-from oallama.serve.placement_server import MOST_CLIENTS, placement_server
+from oallama.serve.placement_server import placement_server
 
 # ---- found and started
 
@@ -202,22 +196,6 @@ def test_live_numbers_are_read_out_of_the_metrics_and_what_is_not_told_is_nothin
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("paged", [False, True])
-def test_a_llama_server_without_a_page_shows_one_of_ours(tmp_path, paged):
-    program = tmp_path / "llama-server"
-    program.write_text("#!/bin/sh\n")
-    (tmp_path / "libllama-server-impl.so").write_bytes(b"\0gzip is not supported by this browser\0" if paged else b"")
-    assert has_page(program) is paged
-    (tmp_path / "run").mkdir()
-    arguments = launched(tmp_path / "run", program=program).command
-    assert ("--path" in arguments) is (tmp_path / "run" / PAGE_FOLDER).is_dir() is not paged
-
-
-def test_our_page_names_the_api_and_the_placement():
-    said = start_html(model_info(name="<b>&"), "http://127.0.0.1:9")
-    assert "<h1>&lt;b&gt;&amp;</h1>" in said and 'href="http://127.0.0.1:9"' in said and 'href="v1/models"' in said
-
-
 # ---- where it may listen
 
 
@@ -334,28 +312,6 @@ def test_the_page_and_its_numbers_are_told_and_nothing_else(ask):
     assert ask("GET", "/other")[0] == 404
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert ask(method, "/placement")[0] == 501
-
-
-def answered(where):
-    with contextlib.suppress(OSError), socket.create_connection(where) as client:
-        client.sendall(b"GET /placement HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        return b" 200 " in client.recv(1 << 16)
-    return False
-
-
-def test_clients_that_say_nothing_take_no_thread_beyond_a_limit():
-    before = threading.active_count()
-    with placement_server(lambda: {}, lambda: ("", "")) as url, contextlib.ExitStack() as stack:
-        where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
-        silent = [stack.enter_context(socket.create_connection(where)) for _ in range(3 * MOST_CLIENTS)]
-        for one in silent:
-            one.settimeout(60)
-        over = select.select(silent, [], [], 60)[0]
-        assert over and all(one.recv(1) == b"" for one in over), "closed unanswered"
-        until(lambda: len(select.select(silent, [], [], 0)[0]) >= 2 * MOST_CLIENTS)
-        assert threading.active_count() <= before + 1 + MOST_CLIENTS
-        stack.close()  # they went
-        until(lambda: answered(where))
 
 
 @pytest.mark.parametrize("host", ["evil.com", f"evil.com:{80}", "", "192.168.0.1"])

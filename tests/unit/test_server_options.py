@@ -7,8 +7,7 @@ import pytest
 
 from ggml_bridge.library import library_folder
 from oallama.core.errors import UsageError
-from oallama.run.program import clean_environment
-from oallama.run.server_options import FLAGS, VALUED, VARIABLES, adapter_paths, checked_options, repeated_drafts
+from oallama.run.server_options import FLAGS, VALUED, adapter_paths, checked_options
 
 
 @pytest.mark.parametrize(
@@ -17,7 +16,6 @@ from oallama.run.server_options import FLAGS, VALUED, VARIABLES, adapter_paths, 
         ([], ()),
         (["--mirostat", "2", "--ignore-eos"], ("--mirostat", "2", "--ignore-eos")),
         (["--reasoning-budget=-1", "--cache-reuse", "256"], ("--reasoning-budget", "-1", "--cache-reuse", "256")),
-        (["--spec-type", "ngram-simple"], ("--spec-type", "ngram-simple")),
     ],
 )
 def test_what_changes_no_placement_is_passed_on(asked, passed):
@@ -29,19 +27,13 @@ def test_files_of_adapters():
     assert adapter_paths(checked_options(asked)) == ("a.gguf", "b.gguf", "C:c.gguf")
 
 
-def test_how_many_drafts_of_repeated_text_llama_server_may_make():
-    assert repeated_drafts(checked_options(["--temp", "1"])) == 0
-    assert repeated_drafts(checked_options(["--spec-type", "ngram-simple,ngram-mod", "--spec-type=ngram-cache"])) == 64
-
-
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
         (["-ngl", "99"], "-ngl is not passed on to llama-server: oallama places the weights"),
         (["--host", "0.0.0.0"], "--host is not passed on to llama-server: it is an option of oallama serve"),
         (["-md", "draft.gguf"], "-md is not passed on to llama-server: give it before --"),
-        (["--spec-type", "draft-mtp"], "--spec-type draft-mtp is not passed on"),
-        (["--spec-type", "ngram-mod,draft-simple"], "--spec-type ngram-mod,draft-simple is not passed on"),
+        (["--spec-type", "ngram-mod"], "--spec-type is not passed on to llama-server: use --spec before --"),
         (["--spec-synth-rates", "0.8"], "--spec-synth-rates is not passed on"),
         (["--tools", "all"], "--tools is not passed on"), (["words"], "words is not passed on"),
         (["--ignore-eos=1"], "--ignore-eos is not passed on"), (["--mirostat"], "--mirostat needs a value"),
@@ -52,18 +44,11 @@ def test_what_would_change_more_is_refused_by_name(asked, said):
         checked_options(asked)
 
 
-def test_variables_go_by_the_same_list():
-    given = {"LLAMA_ARG_TOP_K": "5", "LLAMA_ARG_N_GPU_LAYERS": "99", "LLAMA_ARG_HOST": "0.0.0.0", "HOME": "/root"}
-    kept = clean_environment(given)
-    assert {name: kept[name] for name in given if name in kept} == {"LLAMA_ARG_TOP_K": "5", "HOME": "/root"}
-
-
 def test_llama_server_knows_all_of_them():
     told = subprocess.run(
         [library_folder() / "llama-server", "--help"], capture_output=True, text=True, check=True
     ).stdout
     names = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", told))
     assert names >= VALUED | FLAGS
-    assert set(re.findall(r"env: (\w+)", told)) >= VARIABLES
     for name in FLAGS:
         assert re.search(rf"{name}(,|\s\s|\n)", told), f"{name} takes no value"
