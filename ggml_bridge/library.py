@@ -46,16 +46,6 @@ class Libraries:
     bridge_path: Path
 
 
-def asking_version(library: str | os.PathLike[str], python: str | os.PathLike[str] = sys.executable) -> list[str]:
-    """The command that prints the version of ggml of a libggml-base, in a process of its own: the library may be of
-    anybody, and this process has one already."""
-    code = (
-        "import ctypes, sys; base = ctypes.CDLL(sys.argv[1]); base.ggml_version.restype = ctypes.c_char_p; "
-        "print(base.ggml_version().decode())"
-    )
-    return [os.fspath(python), "-I", "-c", code, os.fspath(library)]
-
-
 def library_folder() -> Path:
     """Folder of llama.cpp's libraries; raises BridgeError."""
     override = os.environ.get(LIB_PATH_VARIABLE)

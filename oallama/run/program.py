@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import ggml_bridge
-from ggml_bridge.library import asking_version, find_plugin, library_folder, soname
+from ggml_bridge.library import find_plugin, library_folder, soname
 from oallama.core.errors import BridgeError
 from oallama.core.files import write_whole
 from oallama.core.types import Operator
 from oallama.core.units import MIB
-from oallama.device.interrupt import held_interrupt
 from oallama.device.spec import parse_device
 from oallama.plan.export import (
     BACKEND_VARIABLE,
@@ -46,13 +43,11 @@ STOCK_CACHE_MIB = 8192  # llama-server's --cache-ram
 KEY_VARIABLE = "LLAMA_API_KEY"
 PROGRAM_VARIABLE = "OALLAMA_LLAMA_SERVER"  # names the program to use
 PLAN_FILE = "plan.oallama"
-ANSWER_S = 20.0  # limit for reading a library's version, from a slow disk; a Ctrl-C waits as long
 BUILD = "`oallama setup` builds it with llama.cpp"
 PATIENT_BATCH = 64
 """Batch of a prompt on the CPU alone, if a person may stop it. llama-server can only stop between batches, and 512
 tokens of an 8B took one core a minute; larger batches are no faster (7.2 tokens/s in batches of 512, 8.4 of 64, 7.6 of
 32 and of 16)."""
-_LINKED = re.compile(r"libggml-base\S* => (\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,65 +77,33 @@ class ServerSettings:
 def find_program(wish: str | None) -> Path:
     """The llama-server to use: the requested one, else the one beside llama.cpp's libraries (from set-up), else the one
     on PATH. Raises BridgeError if none is found, or its ggml has another version."""
-    program = _first_of(wish)
-    if program is None:
+    try:
+        ours = library_folder()
+    except ggml_bridge.BridgeError:
+        ours = None  # loading the libraries reports that
+    if wish is None and ours is not None and os.access(ours / NAME, os.X_OK):
+        return ours / NAME
+    path = shutil.which(wish or NAME)
+    if path is None:
         where = "beside llama.cpp's libraries nor on PATH"
         raise BridgeError(f"no program {wish}; {BUILD}" if wish else f"{NAME} is neither {where}; {BUILD}")
-    ours = _library_folder()
+    program = Path(path).absolute()
     if ours is not None and program.parent != ours:
-        version, needed = _version_of(_ggml_base(program)), _version_of(ours / soname("ggml-base"))
+        folder = program.resolve().parent
+        version, needed = _ggml_version(folder) or _ggml_version(folder.parent / "lib"), _ggml_version(ours)
         if version != needed:
-            problem = f"has ggml {version}" if version else "does not report its ggml version"
+            problem = f"has ggml {version}" if version else "has no ggml beside it"
             raise BridgeError(f"{program} {problem}, but plans need {needed}; {BUILD}")
     return program
 
 
-def _library_folder() -> Path | None:
-    """The folder of llama.cpp's libraries; None if they are missing (loading them reports that)."""
-    try:
-        return library_folder()
-    except ggml_bridge.BridgeError:
-        return None
-
-
-def _first_of(wish: str | None) -> Path | None:
-    ours = _library_folder()
-    if wish is None and ours is not None and os.access(ours / NAME, os.X_OK):
-        return ours / NAME
-    path = shutil.which(wish or NAME)
-    return Path(path).absolute() if path else None
-
-
-def _version_of(library: Path | None) -> str | None:
-    """The version of a ggml library; None if unknown."""
-    done = _output(asking_version(library)) if library else None
-    return done.strip() if done else None
-
-
-def _ggml_base(program: Path) -> Path | None:
-    """The ggml library that a program is linked with; None if not found. A program with ggml linked in statically
-    cannot load plugins."""
-    for folder in (program.resolve().parent, program.resolve().parent.parent / "lib"):
-        if (folder / soname("ggml-base")).is_file():
-            return folder / soname("ggml-base")
-    linked = _LINKED.search(_output(["ldd", str(program)]) or "")
-    return Path(linked[1]) if linked else None
-
-
-def _output(command: Sequence[str]) -> str | None:
-    try:
-        with held_interrupt():  # a Ctrl-C inside Popen would leave a zombie process
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=ANSWER_S,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # the terminal's Ctrl-C comes to us
-            )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+def _ggml_version(folder: Path) -> str | None:
+    """The version of the ggml library in a folder, by its file's full name, e.g. libggml-base.so.0.26.0; None if
+    unknown."""
+    library = folder / soname("ggml-base")
+    files = (library.resolve(), *folder.glob(f"{library.name}.*"))
+    versions = (file.name.partition(".so.")[2] for file in files)
+    return next((version for version in versions if version.count(".") == 2), None)
 
 
 def launch(

@@ -57,7 +57,7 @@ def test_what_set_up_put_beside_the_libraries_is_used_before_that_of_path(tmp_pa
     assert find_program(str(asked)) == asked
     with pytest.raises(BridgeError, match="no program"):
         find_program(str(tmp_path / "nothing"))
-    with pytest.raises(BridgeError, match=r"does not report its ggml version, but plans need 0\."):
+    with pytest.raises(BridgeError, match="has no ggml beside it, but plans need "):
         find_program(str(program(tmp_path / "of" / "old", with_ggml=False)))
 
 
