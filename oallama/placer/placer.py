@@ -296,7 +296,8 @@ class Placer(ModelOnDevice):
     def llama(self, plan: Plan, **arguments: Any) -> PlacedLlama:
         """Return a llama_cpp.Llama in this process, placed by the plan, for code built on llama-cpp-python, and for
         logits: with logits_all=True, llama.eval(tokens), then llama.scores. Without it llama.cpp has memory for the
-        logits of a batch's last token alone. Use it in a `with` statement, or close it.
+        logits of a batch's last token alone. It has no chat template unless chat_format is set: chat with an engine.
+        Use it in a `with` statement, or close it.
 
         arguments: of llama_cpp.Llama, without those that the plan and this placer's options set. n_ctx, n_batch,
         n_ubatch and n_threads default to theirs. Raises the same as engine.

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from oallama.core.types import Attention, ModelInfo, Operator, Workload
+from oallama.device.host_memory import host_memory_bytes
+from oallama.device.layouts import any_in_doubt
+from oallama.device.load_params import LoadSettings
 from oallama.device.spec import DeviceSpec
+from oallama.model.memory import PARTS, NoAllocLoader, NoAllocResult, no_alloc_memory
+from oallama.plan.patterns import Pattern
 from oallama.planner.placement import Placement, n_gpu_layers, operator_rows, operators_on_cpu
 from oallama.planner.problem import LoadBytes
-
-if TYPE_CHECKING:
-    from oallama.device.load_params import LoadSettings
-    from oallama.model.memory import NoAllocLoader, NoAllocResult
-    from oallama.plan.patterns import Pattern
+from oallama.run.load_checks import check_host
+from oallama.run.weight_places import weight_places
 
 
 class NoAllocLoads:
@@ -36,39 +36,28 @@ class NoAllocLoads:
         self._model, self._operators, self._tensor_names = model, tuple(operators), tuple(tensor_names)
         self._device, self._n_threads = device, n_threads
         self._no_alloc_loader = no_alloc_loader
-        self._together = threading.local()
         self._results: dict[LoadSettings, NoAllocResult] = {}
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Inside the block, loads of this thread share a process."""
-        from oallama.model.memory import NoAllocLoader
-
-        with NoAllocLoader(
-            at_once=not self._results and self._no_alloc_loader is None
-        ) as self._together.no_alloc_loader:
+        """Inside the block, loads share a process."""
+        if self._no_alloc_loader is not None:
+            yield
+            return
+        with NoAllocLoader(at_once=not self._results) as self._no_alloc_loader:
             try:
                 yield
             finally:
-                self._together.no_alloc_loader = None
+                self._no_alloc_loader = None
 
     def settings(self, workload: Workload, placement: Placement, attention: Attention) -> LoadSettings:
         """Load settings of a placement."""
-        from oallama.device.load_params import LoadSettings
-        from oallama.run.weight_places import weight_places
-
         uses_device = placement.uses_device(self._model.n_layer)
         patterns: tuple[Pattern, ...] = ()
         split: tuple[str, ...] = ()
         if uses_device or self._in_doubt:
-            planned = operator_rows(self._operators, placement)
-            places = weight_places(
-                self._operators,
-                planned,
-                self._tensor_names,
-                placement.first_device_layer,
-                placement.split_settings,
-            )
+            rows, first = operator_rows(self._operators, placement), placement.first_device_layer
+            places = weight_places(self._operators, rows, self._tensor_names, first, placement.split_settings)
             patterns, split = places.patterns if uses_device else places.named, places.split_texts
         return LoadSettings(
             path=self._model.path,
@@ -102,16 +91,11 @@ class NoAllocLoads:
 
     def sides(self, workload: Workload, placement: Placement, attention: Attention) -> tuple[int, int]:
         """Bytes of all that a placement keeps on the host, and on the device. Raises what no_alloc_memory raises."""
-        from oallama.model.memory import PARTS
-
         result = self._loaded(workload, placement, attention)
         return sum(map(result.on_host, PARTS)), sum(map(result.on_device, PARTS))
 
     def check_host(self, workload: Workload, placement: Placement, attention: Attention) -> None:
         """Raises DoesNotFit for a requested placement that does not fit into host memory."""
-        from oallama.device.host_memory import host_memory_bytes
-        from oallama.run.load_checks import check_host
-
         settings = self.settings(workload, placement, attention)
         if settings in self._results:
             check_host(settings, self._results[settings], self._operators, host_memory_bytes())
@@ -132,19 +116,15 @@ class NoAllocLoads:
         return self.settings(workload, placement, attention) in self._results
 
     def _loaded(self, workload: Workload, placement: Placement, attention: Attention) -> NoAllocResult:
-        from oallama.model.memory import no_alloc_memory
-
         settings = self.settings(workload, placement, attention)
         if settings not in self._results:
-            no_alloc_loader = self._no_alloc_loader or getattr(self._together, "no_alloc_loader", None)
-            self._results[settings] = no_alloc_loader.answer(settings) if no_alloc_loader else no_alloc_memory(settings)
+            load = no_alloc_memory if self._no_alloc_loader is None else self._no_alloc_loader.answer
+            self._results[settings] = load(settings)
         return self._results[settings]
 
     @cached_property
     def _in_doubt(self) -> bool:
         """Whether llama.cpp's own choice of layouts must be checked."""
-        from oallama.device.layouts import any_in_doubt
-
         return any_in_doubt(self._operators)
 
     @property

@@ -11,11 +11,9 @@ import contextlib
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp
-from llama_cpp import llama_chat_format
 
 from oallama.core.errors import UsageError
 from oallama.device.interrupt import held_interrupt
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
 
 
 CLOSED = "this Llama is closed; create a new one"
+_TEMPLATES = "tokenizer.chat_template"
 
 
 class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
@@ -64,6 +63,8 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         llama._settings, llama._placement = settings, placement
         llama._progress, llama.split = progress, None
         given = {"verbose": False, **(arguments or {})}
+        if given.get("chat_format") is None and given.get("chat_handler") is None:
+            given["chat_handler"] = _refuse_chat
         try:
             llama.__init__(  # type: ignore[misc]
                 settings.path,
@@ -77,7 +78,6 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         except BaseException:
             llama.close()
             raise
-        offer_templates(llama, llama.metadata, given.get("chat_format"))
         return llama
 
     def own(self, held: ExitStack, split: LoadedSplit | None) -> None:
@@ -129,13 +129,13 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The GGUF's text metadata; without chat templates while Llama is made, which would compile them all."""
+        """The GGUF's text metadata, without chat templates, which Llama would compile: programs from strangers."""
         found: dict[str, str] = self.__dict__["metadata"]
-        return found if hasattr(self, "_sampler") else without_templates(found)
+        return found
 
     @metadata.setter
     def metadata(self, found: dict[str, str]) -> None:
-        self.__dict__["metadata"] = found
+        self.__dict__["metadata"] = {key: value for key, value in found.items() if not key.startswith(_TEMPLATES)}
 
     # llama_cpp's closes, which the finalizer does. A Ctrl-C that arrived in a Python function here would be lost, so
     # this is a C function without arguments
@@ -167,35 +167,5 @@ class _Freed:
         raise UsageError(CLOSED)
 
 
-#
-# chat templates
-#
-
-
-_KEY = "tokenizer.chat_template"
-
-
-def without_templates(metadata: Mapping[str, str]) -> dict[str, str]:
-    """A GGUF's text metadata without its chat templates."""
-    return {key: value for key, value in metadata.items() if not key.startswith(_KEY)}
-
-
-def offer_templates(llama: Any, metadata: Mapping[str, str], chosen: str | None = None) -> None:
-    """Give a Llama that was made without them the chat templates of its metadata, and choose as Llama does; llama_cpp
-    compiles one when it is first used, as a template may compute without end while it is compiled. chosen: the chat
-    format that was asked for."""
-    for key, template in metadata.items():
-        if key == _KEY or key.startswith(f"{_KEY}."):
-            name = "chat_template.default" if key == _KEY else key.removeprefix("tokenizer.")
-            llama._chat_handlers[name] = partial(_answer, template)
-    if _KEY in metadata and chosen is None:
-        known = llama_chat_format.guess_chat_format_from_gguf_metadata(dict(metadata))
-        llama.chat_format = known or "chat_template.default"
-
-
-def _answer(template: str, *, llama: Any, **asked: Any) -> Any:
-    """llama_cpp's answer to a chat in a template."""
-    marks = [int(llama.token_eos()), int(llama.token_bos())]
-    eos, bos = (llama._model.token_get_text(token) if token != -1 else "" for token in marks)
-    formatter = llama_chat_format.Jinja2ChatFormatter(template, eos, bos, stop_token_ids=marks[:1])
-    return formatter.to_chat_handler()(llama=llama, **asked)
+def _refuse_chat(**_: Any) -> Any:
+    raise UsageError("this Llama has no chat template; set chat_format, or chat with Placer.engine")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from ggml_bridge.emulated import EmulatedStats
 from ggml_bridge.split import MeasuredBlockTimes, SliceInfo, SplitMemory, SplitStats
@@ -21,6 +21,8 @@ REPORT_FILES = "report-%p.json"
 """File name of the reports; %p is the process id, as several processes may have the same variables."""
 
 POLL_S = 0.002  # between looks at a file that is about to be written
+
+Counted = TypeVar("Counted", MeasuredBlockTimes, "ExpertUses")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,8 @@ class PluginReport:
         """The report with counts since `earlier`, a report of the same process; the emulated device's counts stay."""
         blocks = {(block.name, block.batch): block for block in earlier.blocks}
         experts = {(uses.name, uses.batches): uses for uses in earlier.experts}
-        later_blocks = (_block_since(block, blocks.get((block.name, block.batch))) for block in self.blocks)
-        later_experts = (_uses_since(uses, experts.get((uses.name, uses.batches))) for uses in self.experts)
+        later_blocks = (_since(block, blocks.get((block.name, block.batch))) for block in self.blocks)
+        later_experts = (_since(uses, experts.get((uses.name, uses.batches))) for uses in self.experts)
         return replace(
             self,
             stats=self.stats - earlier.stats,
@@ -87,25 +89,19 @@ class PluginReport:
         )
 
 
-def _block_since(later: MeasuredBlockTimes, earlier: MeasuredBlockTimes | None) -> MeasuredBlockTimes:
+def _since(later: Counted, earlier: Counted | None) -> Counted:
+    """Counts since an earlier record of the same block, or of the same tensor and kind of batches."""
     if earlier is None:
         return later
-    counted = ("n_runs", "n_tokens", "launch_s", "host_s", "wait_s", "join_s")
-    return replace(later, **{name: getattr(later, name) - getattr(earlier, name) for name in counted})
+    counts = {field.name for field in fields(later)} - {"name", "batch", "batches"}
+    return replace(later, **{name: _difference(getattr(later, name), getattr(earlier, name)) for name in counts})
 
 
-def _uses_since(later: ExpertUses, earlier: ExpertUses | None) -> ExpertUses:
-    if earlier is None:
-        return later
-    uses, ranks, gaps = (
-        tuple(n - m for n, m in zip(later_counts, earlier_counts, strict=True))
-        for later_counts, earlier_counts in (
-            (later.uses, earlier.uses),
-            (later.ranks, earlier.ranks),
-            (later.gaps, earlier.gaps),
-        )
-    )
-    return replace(later, n_tokens=later.n_tokens - earlier.n_tokens, uses=uses, ranks=ranks, gaps=gaps)
+def _difference(later: Any, earlier: Any) -> Any:
+    """Of two numbers, or of each pair in two tuples."""
+    if isinstance(later, tuple):
+        return tuple(n - m for n, m in zip(later, earlier, strict=True))
+    return later - earlier
 
 
 def read_report(path: Path) -> PluginReport | None:

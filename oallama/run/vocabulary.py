@@ -37,16 +37,12 @@ def tokenize(vocab: Any, text: str, add_special: bool = True) -> list[int]:
     if api.llama_vocab_type(vocab) == api.LLAMA_VOCAB_TYPE_NONE:
         raise UsageError("the model has no vocabulary to tokenize text; use a file with a vocabulary")
     data = text.encode("utf-8", "surrogateescape")
-    capacity = len(data) + 16
-    while True:
-        tokens = (api.llama_token * capacity)()
-        with held_interrupt():  # a second BOS token is logged
-            count = api.llama_tokenize(vocab, data, len(data), tokens, capacity, add_special, True)
-        if count >= 0:
-            return list(tokens[:count])
-        if -count <= capacity:
+    with held_interrupt():  # a second BOS token is logged
+        count = -api.llama_tokenize(vocab, data, len(data), None, 0, add_special, True)
+        tokens = (api.llama_token * max(count, 0))()
+        if api.llama_tokenize(vocab, data, len(data), tokens, count, add_special, True) != count:
             raise UsageError("the prompt cannot be tokenized; it is too long")
-        capacity = -count
+    return list(tokens)
 
 
 #

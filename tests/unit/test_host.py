@@ -140,7 +140,7 @@ def placer(tmp_path):
 
 def test_an_engine_for_a_plan_of_a_file_is_refused_too(placer, monkeypatch):
     needed, plan = loaded_bytes(placer), cpu_plan(placer)
-    for module in ("oallama.run.load", "oallama.device.host_memory"):
+    for module in ("oallama.run.load", "oallama.run.no_alloc_loads"):
         monkeypatch.setattr(f"{module}.host_memory_bytes", lambda: needed // 2)
     with pytest.raises(DoesNotFit) as caught:
         Placer.load(placer.model.path, device="none", threads=1).engine(plan)
@@ -153,9 +153,9 @@ def test_experts_that_a_token_does_not_use_may_stay_on_disk(tmp_path, monkeypatc
     idle = sum(round((1 - op.active_fraction) * op.bytes) for op in placer.operators)
     assert idle > 1 << 20
     needed = loaded_bytes(placer)
-    monkeypatch.setattr("oallama.device.host_memory.host_memory_bytes", lambda: needed - idle // 2)
+    monkeypatch.setattr("oallama.run.no_alloc_loads.host_memory_bytes", lambda: needed - idle // 2)
     cpu_plan(placer)
-    monkeypatch.setattr("oallama.device.host_memory.host_memory_bytes", lambda: needed - 2 * idle)
+    monkeypatch.setattr("oallama.run.no_alloc_loads.host_memory_bytes", lambda: needed - 2 * idle)
     with pytest.raises(DoesNotFit):
         cpu_plan(placer)
 
