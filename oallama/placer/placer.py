@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from oallama.core.affinity_report import Affinity
 from oallama.core.errors import UsageError
 from oallama.core.keywords import check_names, check_type
-from oallama.core.options import Options
+from oallama.core.options import STOCK_BATCH, Options
 from oallama.core.profile import Profile
 from oallama.core.types import Phase, Predicted, PrefetchMode, Workload
 from oallama.core.units import format_bytes
@@ -237,12 +237,7 @@ class Placer(ModelOnDevice):
             options, [*(field.name for field in fields(Options)), "on_expert_counts", *engine_options], "engine keyword"
         )
         changes = {name: value for name, value in options.items() if name not in engine_options}
-        placer = self.on_devices_of(plan)
-        if changes:
-            changed_options = replace(
-                placer.options, **{"device": str(placer.device), "threads": placer.threads, **changes}
-            )
-            placer = type(self)(self.model, self.operators, self.tensor_names, changed_options)
+        placer = self.on_devices_of(plan)._changed(changes)
         engine_settings = EngineOptions(**{name: value for name, value in options.items() if name in engine_options})
         return open_engine(placer, plan, engine_settings, on_expert_counts)
 
@@ -304,18 +299,23 @@ class Placer(ModelOnDevice):
         """
         from oallama.run.load import load_placed
 
-        target = self.on_devices_of(plan)
         changes = {ours: arguments.pop(name) for name, ours in LLAMA_OPTIONS.items() if name in arguments}
         _check_arguments(arguments)
-        options, memory_known = target._load_options(plan, changes)
+        target = self.on_devices_of(plan)._changed(changes)
+        plan = plan.without_own_drafts
+        asked = target.as_asked(plan)
+        if any(arguments.get(name) for name in ALL_LOGITS):
+            asked = replace(asked, workload=replace(asked.workload, n_outputs=0))
+        target.load_needs(asked)  # raises
+        placement, attention = target.placed(asked), target.attention_for(asked)
+        settings = replace(
+            target.no_alloc_loads.settings(asked.workload, placement, attention),
+            device=str(target.device),
+            n_batch=target.options.n_batch or STOCK_BATCH,
+        )
+        names = self.tensor_names
         return load_placed(
-            self.model,
-            plan,
-            options,
-            operators=self.operators,
-            tensor_names=self.tensor_names,
-            memory_known=memory_known,
-            arguments=arguments,
+            self.model, plan, settings, operators=self.operators, tensor_names=names, arguments=arguments
         )
 
     @property
@@ -355,13 +355,12 @@ class Placer(ModelOnDevice):
         )  # fmt: skip
         return type(self)(self.model, self.operators, self.tensor_names, options)
 
-    def _load_options(self, plan: Plan, changes: Mapping[str, Any]) -> tuple[Options, bool]:
-        """Options for a load under the plan, and whether a no_alloc load verified it. Raises the same as engine."""
-        placement, attention = self.placed(plan), self.attention_for(plan)
-        requested = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
-        options = replace(self.options, **requested)
-        as_planned = options.n_batch is None and not changes
-        return options, as_planned and self.no_alloc_loads.has(load_as_asked(plan, options), placement, attention)
+    def _changed(self, changes: Mapping[str, Any]) -> Placer:
+        """The placer with other options; itself without changes."""
+        if not changes:
+            return self
+        options = replace(self.options, **{"device": str(self.device), "threads": self.threads, **changes})
+        return type(self)(self.model, self.operators, self.tensor_names, options)
 
     def run(self, prompt: str, max_tokens: int | None = None, system: str | None = None, **sampling: Any) -> Generation:
         """Answer one prompt as `oallama run` does: with the plan that `oallama tune` found, else with policy auto. The
@@ -385,6 +384,9 @@ class Placer(ModelOnDevice):
         with self.engine(plan, chats=prepared_prompt.chats, once=True) as engine:
             return prepared_prompt.generate(engine, max_tokens, **sampling)
 
+
+ALL_LOGITS = ("logits_all", "embedding", "draft_model")
+"""Arguments of llama_cpp.Llama that have it compute the logits, or embeddings, of all tokens."""
 
 LLAMA_OPTIONS = {"n_ctx": "n_ctx", "n_batch": "n_batch", "n_ubatch": "n_ubatch", "n_threads": "threads"}
 """Arguments of llama_cpp.Llama, and the options with the same meaning."""

@@ -8,20 +8,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DeviceError
-from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
 from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
-from oallama.device.cpu import default_threads
-from oallama.device.host_memory import host_memory_bytes
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_abort import exit_at_abort
 from oallama.device.native_log import native_log
 from oallama.device.opening import OpenDevice, device_pointers, open_now
 from oallama.model.gguf_file import check_unchanged
-from oallama.model.memory import check_cache, held_bytes, load_refusal, memory_of, no_alloc_memory
+from oallama.model.memory import check_cache, held_bytes, load_refusal, memory_of
 from oallama.plan.plan import Plan
 from oallama.run.held import compare_memory
-from oallama.run.load_checks import check_device, check_host, check_layers, device_of, release
+from oallama.run.load_checks import check_device, check_layers, device_of, release
 from oallama.run.split import LoadedSplit, open_split
 from oallama.run.weight_places import weight_places
 
@@ -32,36 +29,29 @@ if TYPE_CHECKING:
 def load_placed(
     model: ModelInfo,
     plan: Plan,
-    options: Options,
+    settings: LoadSettings,
     *,
     operators: Sequence[Operator],
     tensor_names: Sequence[str],
-    memory_known: bool = False,
-    arguments: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any],
 ) -> PlacedLlama:
-    """Load a model as a plan says. options: device, threads, context, KV cache and attention; the plan's where they ask
-    for nothing. memory_known: whether no_alloc_memory was asked of this load; else it is asked here, since native code
-    must not see a file first in this process. arguments: others of llama_cpp.Llama.
+    """Load a model as a plan says. plan: of this model, without its own drafts. settings: those of a no_alloc load,
+    which was made before, since native code must not see a file first in this process; their weights are placed here.
+    arguments: others of llama_cpp.Llama.
 
-    Raises PlanError (another model's plan, or one the split back end cannot do), ModelFileError, DoesNotFit (the host's
-    memory), DeviceError, UsageError, BridgeError.
+    Raises PlanError for a plan that the split back end cannot do, ModelFileError, DeviceError, UsageError, BridgeError.
     """
-    plan = plan.without_own_drafts
-    plan.check(model, operators)
     check_layers(plan, model.n_layer, operators)
-    spec = device_of(plan, options.device)
+    spec = device_of(plan, settings.device)
     places = weight_places(
         operators, plan.operators, tensor_names, model.n_layer + 1 - plan.n_gpu_layers, plan.split_settings
     )
     settings = replace(
-        _settings(model, plan, options, operators),
+        settings,
         device=str(spec),
         host_patterns=places.named if spec.is_none else places.patterns,
         split_texts=places.split_texts,
-        n_outputs=0 if _wants_all(arguments or {}) else plan.workload.n_outputs_max,
     )
-    if not memory_known:
-        check_host(settings, no_alloc_memory(settings), operators, host_memory_bytes())
     exit_at_abort()
     held = contextlib.ExitStack()
     try:
@@ -73,33 +63,13 @@ def load_placed(
             split = open_split(plan, places.rows, operators, model.n_layer, device)
             if split is not None:
                 held.callback(split.close)
-        llama = _load_llama(model, settings, device, split, held, arguments or {})
+        llama = _load_llama(model, settings, device, split, held, arguments)
         llama.plan, shrunk = (plan, ()) if split is None else split.corrected(plan, operators)
         _compare(llama, split, device, (*places.warnings, *shrunk))
     except BaseException:
         release(held)
         raise
     return llama
-
-
-def _settings(model: ModelInfo, plan: Plan, options: Options, operators: Sequence[Operator]) -> LoadSettings:
-    """The load settings of a plan and options, without the device and the placement of weights."""
-    return LoadSettings(
-        path=model.path,
-        n_ctx=options.n_ctx or plan.workload.n_ctx or model.n_ctx_train,
-        n_batch=options.n_batch or STOCK_BATCH,
-        n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
-        n_gpu_layers=plan.n_gpu_layers,
-        attention=options.attention(plan.attention or STOCK_ATTENTION),
-        n_threads=options.threads or default_threads(),
-        stock=plan.stock,
-        device_layers=plan.device_layers(operators, model.n_layer),
-    )
-
-
-def _wants_all(arguments: Mapping[str, Any]) -> bool:
-    """Whether a Llama of these arguments computes the logits, or embeddings, of all tokens."""
-    return any(bool(arguments.get(name)) for name in ("logits_all", "embedding", "draft_model"))
 
 
 def _load_llama(

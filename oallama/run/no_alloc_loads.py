@@ -111,10 +111,6 @@ class NoAllocLoads:
         result = self._loaded(workload, self._nothing, attention)
         return result.on_host("model"), result.on_host("context"), result.on_host("compute")
 
-    def has(self, workload: Workload, placement: Placement, attention: Attention) -> bool:
-        """True once this placement was loaded."""
-        return self.settings(workload, placement, attention) in self._results
-
     def _loaded(self, workload: Workload, placement: Placement, attention: Attention) -> NoAllocResult:
         settings = self.settings(workload, placement, attention)
         if settings not in self._results:

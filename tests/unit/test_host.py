@@ -140,8 +140,7 @@ def placer(tmp_path):
 
 def test_an_engine_for_a_plan_of_a_file_is_refused_too(placer, monkeypatch):
     needed, plan = loaded_bytes(placer), cpu_plan(placer)
-    for module in ("oallama.run.load", "oallama.run.no_alloc_loads"):
-        monkeypatch.setattr(f"{module}.host_memory_bytes", lambda: needed // 2)
+    monkeypatch.setattr("oallama.run.no_alloc_loads.host_memory_bytes", lambda: needed // 2)
     with pytest.raises(DoesNotFit) as caught:
         Placer.load(placer.model.path, device="none", threads=1).engine(plan)
     assert caught.value.available == needed // 2 < caught.value.required
