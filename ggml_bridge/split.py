@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from struct import Struct
 from typing import Any, Literal
 
 from ggml_bridge.errors import BridgeError
@@ -19,8 +18,6 @@ Axis = Literal["rows", "cols", "halves"]
 
 _AXES: tuple[Axis, ...] = ("rows", "cols", "halves")  # in the order of enum oallama_axis
 _TEXT_BYTES = 1 << 20
-_TIMES = 256  # records of blocks' times that are fetched at once
-_TIME = Struct("=128s3q4d")  # oallama_block_times, whose fields are those of BlockTimes; cffi takes ten times as long
 
 _ffi: Any = declared("split/ggml-oallama.h")
 
@@ -135,7 +132,6 @@ class SplitPlan:
     def __init__(self, native: Native, text: str) -> None:
         self._native = native
         self._handle = native.value("oallama_plan *", "oallama_plan_new", encode(text))
-        self._times = _ffi.new("oallama_block_times[]", _TIMES)
 
     def __enter__(self) -> SplitPlan:
         return self
@@ -162,16 +158,6 @@ class SplitPlan:
             for i in range(value("int64_t", "oallama_plan_count", plan))
         ]
         return [replace(record(SliceInfo, slice), axis=_AXES[slice.axis]) for slice in slices]
-
-    def take_times(self) -> list[MeasuredBlockTimes]:
-        """Return the times of each block since the last call, in any order."""
-        plan, count, made = self._open(), _ffi.new("int64_t *"), []
-        while True:
-            self._native.call("oallama_plan_take_times", plan, self._times, _TIMES, count)
-            for name, *numbers in _TIME.iter_unpack(_ffi.buffer(self._times, count[0] * _TIME.size)):
-                made.append(MeasuredBlockTimes(name.partition(b"\0")[0].decode(errors="replace"), *numbers))
-            if count[0] < _TIMES:
-                return made
 
     def problems(self) -> tuple[bool, list[str]]:
         """(whether what was loaded can compute, sentences on what did not come to lie as planned)."""

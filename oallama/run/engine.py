@@ -48,6 +48,7 @@ HEALTH_S = 2.0  # for one health check
 END_S = 0.3  # from SIGTERM to SIGKILL: it may be in the middle of a batch, and has nothing to save
 TEMPLATE_S = 20.0  # for what a chat template computes, which a loop would exceed
 TEMPLATE_BYTES = 1024 * MIB  # of memory beside that
+STREAMED = {"stream": True, "return_progress": True, "timings_per_token": True}
 UNREAD = "does not match the expected"
 """llama-server's error for an answer that it cannot parse; its text was received before."""
 UNPARSED = "Failed to parse messages"  # said of messages whose fields are wrong, with status 500
@@ -166,10 +167,6 @@ class Engine:
         """Process id of llama-server."""
         return self._process.pid
 
-    @property
-    def n_vocab(self) -> int:
-        return self.model.n_vocab
-
     def tokenize(self, text: str, add_special: bool = True) -> list[int]:
         """Token numbers of a text; add_special: with BOS and EOS if the model uses them. `<|…|>` is a special token."""
         check_type("text", text, str)
@@ -239,7 +236,7 @@ class Engine:
         number of prompt tokens read, and of all prompt tokens.
         """
         body = self._request(max_tokens, temperature, seed, stop, reuse, sampling)
-        return self._streamed("/completion", {**body, "prompt": self._prompt(prompt)}, on_progress=on_progress)
+        return Stream(self._pieces("/completion", {**body, "prompt": self._prompt(prompt)}, on_progress))
 
     @overload
     def chat(
@@ -290,7 +287,7 @@ class Engine:
             path, fields = "/v1/chat/completions", {"messages": messages, "verbose": True}
             self._templated("/apply-template", messages)
         body = self._request(n, temperature, seed, stop, True, sampling) | fields
-        return self._streamed(path, body, on_progress, on_reasoning) if stream else self._whole(path, body)
+        return Stream(self._pieces(path, body, on_progress, on_reasoning)) if stream else self._whole(path, body)
 
     def runs(self) -> list[BlockRuns]:
         """Times of each split block since the model was loaded, by classes of batch sizes."""
@@ -381,22 +378,12 @@ class Engine:
             text = answer["content"]
         return _cut(generation_of(answer, text, answer["tokens"], elapsed_s, reasoning), body)
 
-    def _streamed(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        on_progress: Callable[[int, int], None] | None = None,
-        on_reasoning: Callable[[str], None] | None = None,
-    ) -> Stream:
-        request = {**body, "stream": True, "return_progress": True, "timings_per_token": True}
-        return Stream(self._pieces(path, request, on_progress, on_reasoning))
-
     def _pieces(
         self,
         path: str,
         body: Mapping[str, Any],
         on_progress: Callable[[int, int], None] | None,
-        on_reasoning: Callable[[str], None] | None,
+        on_reasoning: Callable[[str], None] | None = None,
     ) -> Generator[str, None, Generation]:
         start_s = time.perf_counter()
         text: list[str] = []
@@ -405,7 +392,7 @@ class Engine:
         last: dict[str, Any] = {}
         with self._asking():
             try:
-                for event in self._client.events(path, body):
+                for event in self._client.events(path, {**body, **STREAMED}):
                     progress = event.get("prompt_progress")
                     if progress is not None and on_progress is not None:
                         on_progress(int(progress["processed"]), int(progress["total"]))

@@ -62,7 +62,7 @@ def load_placed(
         with held_interrupt():
             split = open_split(plan, places.rows, operators, model.n_layer, device)
             if split is not None:
-                held.callback(split.close)
+                held.callback(split.plan.close)
         llama = _load_llama(model, settings, device, split, held, arguments)
         llama.plan, shrunk = (plan, ()) if split is None else split.corrected(plan, operators)
         _compare(llama, split, device, (*places.warnings, *shrunk))
@@ -93,7 +93,7 @@ def _load_llama(
     bridge, interrupts = load_bridge(), list[bool]()
     on_progress = api.llama_progress_callback(lambda _share, _data: not interrupts)  # False stops the load
     with native_log(hold_interrupt=False) as log:
-        placement = ModelParams(settings, device_pointers(device.names), bridge, split.buft if split else 0)
+        placement = ModelParams(settings, device_pointers(device.names), bridge, split.plan.buft if split else 0)
         try:
             with held_interrupt(lambda: interrupts.append(True)):
                 llama = PlacedLlama.load(settings, placement, on_progress, arguments)

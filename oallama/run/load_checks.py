@@ -1,17 +1,15 @@
-"""Checks of a plan before it is loaded: its device, its layers, the host's memory; and freeing in order."""
+"""Checks of a plan before it is loaded: its device and its layers; and freeing in order."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from oallama.core.errors import DoesNotFit, PlanError
-from oallama.core.types import PLAIN_LAYOUT, Operator, devices_with_n_g
+from oallama.core.errors import PlanError
+from oallama.core.types import Operator, devices_with_n_g
 from oallama.device.interrupt import held_interrupt
-from oallama.device.load_params import LoadSettings
 from oallama.device.opening import NO_DEVICE
 from oallama.device.spec import DeviceSpec, device_for_plan, parse_device
-from oallama.model.memory import PARTS, NoAllocResult
 from oallama.plan.plan import Plan
 
 
@@ -56,20 +54,3 @@ def check_layers(plan: Plan, n_layer: int, operators: Sequence[Operator]) -> Non
                 f"the plan puts {operator.name} on {plan.device}, but n_gpu_layers = {plan.n_gpu_layers} leaves its "
                 "layer on the host; raise n_gpu_layers or make a new plan"
             )
-
-
-def check_host(settings: LoadSettings, taken: NoAllocResult, operators: Sequence[Operator], host_bytes: int) -> None:
-    """Raises DoesNotFit for a load of which every token reads more than the host's memory holds: pages of a mapped file
-    would come from disk again for each. Of a mapped file's experts only those that a token uses count."""
-    mapped = 0
-    if not settings.split_texts:
-        mapped = sum(b.model for b in taken.buffers if b.in_host_memory and b.buft == PLAIN_LAYOUT)
-    allocated = sum(taken.on_host(part) for part in PARTS) - mapped
-    idle = sum(round((1 - operator.active_fraction) * operator.bytes) for operator in operators)
-    needed = allocated + max(mapped - idle, 0)
-    if needed > host_bytes:
-        remedy = (
-            "use a smaller or more quantized model, a shorter context (-c), or put more of it on a device "
-            "(--device, --vram)"
-        )
-        raise DoesNotFit(needed, host_bytes, "the host", remedy=remedy)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
-from oallama.core.types import Attention, ModelInfo, Operator, Workload
+from oallama.core.errors import DoesNotFit
+from oallama.core.types import PLAIN_LAYOUT, Attention, ModelInfo, Operator, Workload
 from oallama.device.host_memory import host_memory_bytes
 from oallama.device.layouts import any_in_doubt
 from oallama.device.load_params import LoadSettings
@@ -15,7 +16,6 @@ from oallama.model.memory import PARTS, NoAllocLoader, NoAllocResult, no_alloc_m
 from oallama.plan.patterns import Pattern
 from oallama.planner.placement import Placement, n_gpu_layers, operator_rows, operators_on_cpu
 from oallama.planner.problem import LoadBytes
-from oallama.run.load_checks import check_host
 from oallama.run.weight_places import weight_places
 
 
@@ -95,10 +95,25 @@ class NoAllocLoads:
         return sum(map(result.on_host, PARTS)), sum(map(result.on_device, PARTS))
 
     def check_host(self, workload: Workload, placement: Placement, attention: Attention) -> None:
-        """Raises DoesNotFit for a requested placement that does not fit into host memory."""
+        """Raises DoesNotFit for a load of which every token reads more than the host's memory holds, once that load was
+        made: pages of a mapped file would come from disk again for each. Of a mapped file's experts only those that a
+        token uses count."""
         settings = self.settings(workload, placement, attention)
-        if settings in self._results:
-            check_host(settings, self._results[settings], self._operators, host_memory_bytes())
+        taken = self._results.get(settings)
+        if taken is None:
+            return
+        mapped = 0
+        if not settings.split_texts:
+            mapped = sum(b.model for b in taken.buffers if b.in_host_memory and b.buft == PLAIN_LAYOUT)
+        allocated = sum(map(taken.on_host, PARTS)) - mapped
+        idle = sum(round((1 - operator.active_fraction) * operator.bytes) for operator in self._operators)
+        needed, host_bytes = allocated + max(mapped - idle, 0), host_memory_bytes()
+        if needed > host_bytes:
+            remedy = (
+                "use a smaller or more quantized model, a shorter context (-c), or put more of it on a device "
+                "(--device, --vram)"
+            )
+            raise DoesNotFit(needed, host_bytes, "the host", remedy=remedy)
 
     def begin_on_host(self, workload: Workload, attention: Attention) -> None:
         """Start the load for on_host in the background, if there is a process for it."""

@@ -29,7 +29,6 @@ class LoadedSplit:
         self._backend, self.plan, self._before = backend, plan, backend.memory()
         self._device, self._beside = device, beside
         self._computing_before = self._computing()
-        self.buft = plan.buft
 
     def failure(self) -> str:
         """Why what was loaded cannot compute; "" if it can."""
@@ -68,9 +67,6 @@ class LoadedSplit:
     def _computing(self) -> list[int]:
         """Bytes that all contexts of the process compute in, on each device."""
         return [self._backend.device_compute(name) for name in self._device.names]
-
-    def close(self) -> None:
-        self.plan.close()
 
 
 SMALLER = "use a smaller model or context, or put more of it on the device (--vram)"

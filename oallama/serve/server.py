@@ -36,20 +36,20 @@ class Placements:
     wanted: Served
     fallback: Served | None
     launch: Callable[[Served, Path], Launch]
-    keep: Callable[[Reports, Reports], None] = lambda wanted, fallback: None
-    device_gone: Callable[[], str | None] = lambda: None
+    keep: Callable[[Reports, Reports], None]
+    device_gone: Callable[[], str | None]
 
 
 def serve(
     address: Address,
     placements: Placements,
     log: Callable[[str], None],
-    server_log: Callable[[bytes], None] = lambda line: None,
-    placement_port: int = 0,
+    server_log: Callable[[bytes], None],
+    placement_port: int,
 ) -> None:
     """Serve until interrupted; raises KeyboardInterrupt when all has ended.
 
-    log: gets sentences for people; server_log: gets llama-server's output.
+    log: gets sentences for people; server_log: gets llama-server's output. placement_port 0: any free port.
 
     Raises DeviceError if llama-server does not start, fails to restart too often, or has no folder for its files.
     """
@@ -71,7 +71,8 @@ def serve(
         with held_interrupt(supervisor.stop), placement_server(shown.document, shown.page, placement_port) as url:
 
             def ready() -> None:
-                for problem in problems(shown.now[1], supervisor.state.pid):
+                report = ask_report(shown.now[1], supervisor.state.pid or 0, ANSWER_S)
+                for problem in () if report is None else report.problems:
                     log(f"warning: {problem}")
                 log(f"oallama: serving at {address.url}/v1, placement at {url}; Ctrl-C ends it")
 
@@ -110,18 +111,7 @@ class _Shown:
         return placement_html(self.now[0]), page_policy()
 
 
-def problems(folder: Path, pid: int | None) -> tuple[str, ...]:
-    """Return deviations from the plan in a llama-server that has loaded its model."""
-    loaded = None if pid is None else ask_report(folder, pid, ANSWER_S)
-    return () if loaded is None else loaded.problems
-
-
 def back_end(report: PluginReport) -> dict[str, Any]:
     """Return the plugin's part of /placement, without the times of its blocks."""
-    return {
-        "usable": report.usable,
-        "problems": list(report.problems),
-        "memory": asdict(report.memory),
-        "stats": asdict(report.stats),
-        "emulated": None if report.emulated is None else asdict(report.emulated),
-    }
+    document = asdict(report)
+    return {key: document[key] for key in ("usable", "problems", "memory", "stats", "emulated")}

@@ -35,10 +35,11 @@ def reused(engine: Engine, prompt: str | Sequence[int], n: int = 6) -> Generatio
 
 def logits(engine: Engine, prompt: Sequence[int], reuse: bool) -> Logits:
     """Logits behind a prompt but for a constant, as llama-server's own interface tells them."""
-    asked = {"prompt": prompt, "n_predict": 1, "n_probs": engine.n_vocab, "cache_prompt": reuse, "grammar": LETTERS}
+    n_vocab = engine.model.n_vocab
+    asked = {"prompt": prompt, "n_predict": 1, "n_probs": n_vocab, "cache_prompt": reuse, "grammar": LETTERS}
     headers = {"Authorization": f"Bearer {engine.api_key}"}
     answer = httpx.post(f"{engine.url}/completion", json=asked, headers=headers, timeout=PATIENCE_S).json()
-    found = np.full(engine.n_vocab, np.nan, np.float32)
+    found = np.full(n_vocab, np.nan, np.float32)
     for each in answer["completion_probabilities"][0]["top_logprobs"]:
         found[each["id"]] = each["logprob"]
     return found - found.mean()

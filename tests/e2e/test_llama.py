@@ -23,14 +23,16 @@ CARD = "emulated:rtx3060-12,vram=64MiB,scale=9,values=real"
 
 
 def test_it_is_a_llama_that_computes_what_the_plan_says(f16: Path) -> None:
-    case = forced(f16, CARD, ffn(0.5))
+    case, n_graphs = forced(f16, CARD, ffn(0.5)), load_bridge().split().stats().n_graphs
     with case.llama() as llama:
         assert isinstance(llama, Llama)
         assert_stock(placed_logits(llama, TOKENS), f16, TOKENS)
         assert llama.plan.operators == case.plan.operators and llama.device == "Emulated0" and llama.warnings == ()
         assert llama.memory.device_bytes > 0
         assert llama.split is not None
-        assert {block.name.split(".")[-2] for block in llama.split.plan.take_times()} == {"ffn_gate"}
+        slices = llama.split.plan.slices()
+        assert {each.name.split(".")[-2] for each in slices if each.loaded} == {"ffn_gate", "ffn_up", "ffn_down"}
+        assert load_bridge().split().stats().n_graphs > n_graphs
         llama.reset()
         found = llama.create_completion([5, 6, 7], max_tokens=3, temperature=0, logprobs=1)
         assert found["choices"][0]["logprobs"]["tokens"]
