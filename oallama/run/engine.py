@@ -106,7 +106,8 @@ class Engine:
             self.memory = self._adopt(needs, self._at_load)
             self.n_ctx = int(self._ask("/props")["default_generation_settings"]["n_ctx"])
         except BaseException:
-            self._release()
+            with held_interrupt():
+                self._release()
             raise
 
     def _adopt(self, needs: LoadNeeds, report: PluginReport | None) -> EngineMemory:
@@ -149,7 +150,8 @@ class Engine:
             if was_open and self._on_expert_counts is not None and (report := self.split_report()) is not None:
                 self._on_expert_counts(report.expert_counts(self._operators, self.model.n_expert))
         finally:
-            self._release()
+            with held_interrupt():
+                self._release()
 
     @property
     def url(self) -> str:

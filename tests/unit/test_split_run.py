@@ -2,16 +2,20 @@
 corrected plan, counters per token, shapes of slices."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from worlds import model_info, placed, some_plan, weight, weights_of
 
-from ggml_bridge.split import SliceInfo, SplitStats
+from ggml_bridge.split import SliceInfo, SplitMemory, SplitStats
+from oallama.cli.run import split_document
 from oallama.core.errors import PlanError
 from oallama.core.types import Predicted
 from oallama.plan.plan import Plan
+from oallama.run.answer import Generation
 from oallama.run.load_checks import check_layers
-from oallama.run.split import SplitRun, corrected_plan
+from oallama.run.plugin_report import PluginReport
+from oallama.run.split import corrected_plan
 from oallama.run.weight_places import host_shape
 
 GATE = weight(role="ffn_gate", k=256, n=512, layer=0)
@@ -71,11 +75,18 @@ def test_the_cpu_multiplies_by_its_slice(operator, shape):
 
 
 def test_seconds_per_token_are_those_of_tokens_one_by_one():
-    done = SplitRun(SplitStats(launch_s=9.0), SplitStats(launch_s=3 / 8, total_s=3 / 4), 2)
-    assert done.per_token() == {
+    memory, single = SplitMemory(0, 0, 0, 0, 0, 0), SplitStats(launch_s=3 / 8, total_s=3 / 4)
+    report = PluginReport(
+        1, 0, True, (), (as_loaded(GATE, 256),), memory, SplitStats(launch_s=9.0), single, (), (), None
+    )
+    engine = SimpleNamespace(split_report=lambda: report)
+    told = split_document(engine, Generation("abc", (1, 2, 3), 5, 3, 0.1, 0.1, "limit"))
+    assert told["n_decoded"] == 2 and told["prompt"]["launch_s"] == 9.0 - 3 / 8
+    assert told["per_token"] == {
         "launch_s": 3 / 16, "host_s": 0.0, "wait_s": 0.0, "join_s": 0.0, "total_s": 3 / 8
     }  # fmt: skip
-    assert SplitRun(SplitStats(), SplitStats(), 0).per_token()["total_s"] == 0.0, "it divides by nothing"
+    nothing = split_document(engine, Generation("a", (1,), 5, 1, 0.1, 0.0, "limit"))
+    assert nothing["n_decoded"] == 0 and nothing["per_token"]["total_s"] == 3 / 4, "it divides by nothing"
 
 
 LAYERS = weights_of(model_info(n_layer=4))
