@@ -28,7 +28,7 @@ from oallama.plan.plan import Plan
 from oallama.run.address import reserved_address
 from oallama.run.client import Client, Gone, Refused
 from oallama.run.plugin_report import ask_report, punctuality
-from oallama.run.process import ServerProcess, wait_until
+from oallama.run.process import ServerProcess, start_failure
 from oallama.run.program import ServerSettings, find_program, launch
 from oallama.run.server_options import SYNTHETIC_RATES
 from oallama.run.weight_places import usable_plan
@@ -103,11 +103,8 @@ class ServerArm:
             self._folder, os.environ,
         )  # fmt: skip
         self._process = process = ServerProcess(started)
-        in_time = wait_until(
-            lambda: process.has_ended or self._address.is_healthy(process.pid, HEALTH_S), self._left_s(START_S)
-        )
-        if process.has_ended or not in_time:
-            why = process.how_it_ended() if process.has_ended else "it did not answer in time"
+        why = start_failure(process, lambda pid: self._address.is_healthy(pid, HEALTH_S), self._left_s(START_S))
+        if why is not None:
             raise DeviceError(f"llama-server of arm {self.spec.name} does not start: {why}")
         if (draft := plan.draft) is not None:  # what tells it from the arm without drafts
             drafted = {f"{draft.kind}, {draft.n_draft} drafts": (draft.device_bytes + draft.host_bytes, 0, 0)}
