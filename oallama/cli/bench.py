@@ -22,6 +22,7 @@ from oallama.cli.options import (
     gate_option,
     gathered,
     model_argument,
+    option_field,
     parsed,
     profile_option,
     refresh_gate_option,
@@ -90,8 +91,9 @@ def parse_rates(text: str) -> tuple[float, ...]:
 class ResultOptions:
     """Format and place of a result. output: (format, file or None for stdout)."""
 
-    output: tuple[str, str | None]
-    as_json: bool
+    output: tuple[str, str | None] = option_field("-o", "--output", type=parsed(parse_output), default="md",
+        metavar="FORMAT|FILE", help="md, json, or a file with that suffix.")  # fmt: skip
+    as_json: bool = option_field("--json", is_flag=True, default=False, help="Print one JSON document.")
 
     def save(self, result: BenchResult) -> None:
         """Write the result so far to the file, so that it is valid if measuring ends early."""
@@ -111,15 +113,7 @@ class ResultOptions:
                 log(f"warning: {warning}")
 
 
-result_options = as_record(
-    "results",
-    ResultOptions,
-    option(
-        "-o", "--output", type=parsed(parse_output), default="md", show_default=True, metavar="FORMAT|FILE",
-        help="md, json, or a file with that suffix.",
-    ),
-    option("--json", "as_json", is_flag=True, help="Print one JSON document."),
-)  # fmt: skip
+result_options = as_record("results", ResultOptions)
 """The command gets `results`, a ResultOptions."""
 
 
@@ -152,32 +146,18 @@ def matrix_option(function: Function) -> Function:
 class TimedOptions:
     """Prompts and answers to time, in tokens: each length of either, pairs of both, each at each depth."""
 
-    n_prompt: tuple[int, ...]
-    n_gen: tuple[int, ...]
-    pairs: tuple[tuple[int, int], ...]
-    n_depth: tuple[int, ...]
+    n_prompt: tuple[int, ...] = option_field("-p", "--n-prompt", type=parsed(parse_counts), default="512",
+        metavar="N,…", group=Group.TIMED, help="Prompt lengths to time; 0: none.")  # fmt: skip
+    n_gen: tuple[int, ...] = option_field("-n", "--n-gen", type=parsed(parse_counts), default="128",
+        metavar="N,…", group=Group.TIMED, help="Answer lengths to time; 0: none.")  # fmt: skip
+    pairs: tuple[tuple[int, int], ...] = option_field("-pg", type=parsed(parse_pair), multiple=True, default=(),
+        metavar="PP,TG", group=Group.TIMED,
+        help="Time PP prompt tokens and TG generated tokens, together and separately.")  # fmt: skip
+    n_depth: tuple[int, ...] = option_field("-d", "--n-depth", type=parsed(parse_counts), default="0",
+        metavar="N,…", group=Group.TIMED, help="Tokens already in the KV cache.")  # fmt: skip
 
 
-test_options = as_record(
-    "timed",
-    TimedOptions,
-    option(
-        "-p", "--n-prompt", type=parsed(parse_counts), default="512", show_default=True, metavar="N,…",
-        group=Group.TIMED, help="Prompt lengths to time; 0: none.",
-    ),
-    option(
-        "-n", "--n-gen", type=parsed(parse_counts), default="128", show_default=True, metavar="N,…",
-        group=Group.TIMED, help="Answer lengths to time; 0: none.",
-    ),
-    option(
-        "-pg", "pairs", type=parsed(parse_pair), multiple=True, metavar="PP,TG", group=Group.TIMED,
-        help="Time PP prompt tokens and TG generated tokens, together and separately.",
-    ),
-    option(
-        "-d", "--n-depth", type=parsed(parse_counts), default="0", show_default=True, metavar="N,…",
-        group=Group.TIMED, help="Tokens already in the KV cache.",
-    ),
-)  # fmt: skip
+test_options = as_record("timed", TimedOptions)
 """The command gets `timed`, a TimedOptions."""
 
 
@@ -186,9 +166,13 @@ class RequestOptions:
     """Drafts and parallel requests, which only llama-server has. draft_model: for arms with drafts. accepted: rates by
     position at which drafts are accepted at random; None: by the model. n_parallel: requests at once."""
 
-    draft_model: str | None
-    accepted: tuple[float, ...] | None
-    n_parallel: int
+    draft_model: str | None = option_field("-md", "--model-draft", type=click.Path(), metavar="MODEL",
+        group=Group.COMPARED, advanced=True, help="Draft model of arms NAME+draftN.")  # fmt: skip
+    accepted: tuple[float, ...] | None = option_field("--spec-synth-rates", type=parsed(parse_rates), metavar="P0,P1,…",
+        group=Group.TIMED, advanced=True,
+        help="Draw whether the first, the second, … draft is accepted, with these probabilities.")  # fmt: skip
+    n_parallel: int = option_field("-np", "--parallel", type=count(1, 64), default=1, metavar="N",
+        group=Group.TIMED, advanced=True, help="Requests at once.")  # fmt: skip
 
     def drafter(self, placer: Placer) -> Drafter | None:
         """The draft model, beside the placer's model; None if none is named."""
@@ -209,22 +193,7 @@ class RequestOptions:
         return ServerArms(placer, self.n_parallel, self.accepted or ()).start
 
 
-request_options = as_record(
-    "requests",
-    RequestOptions,
-    option(
-        "-md", "--model-draft", "draft_model", type=click.Path(), metavar="MODEL", group=Group.COMPARED, advanced=True,
-        help="Draft model of arms NAME+draftN.",
-    ),
-    option(
-        "--spec-synth-rates", "accepted", type=parsed(parse_rates), metavar="P0,P1,…", group=Group.TIMED,
-        advanced=True, help="Draw whether the first, the second, … draft is accepted, with these probabilities.",
-    ),
-    option(
-        "-np", "--parallel", "n_parallel", type=count(1, 64), default=1, show_default=True, metavar="N",
-        group=Group.TIMED, advanced=True, help="Requests at once.",
-    ),
-)  # fmt: skip
+request_options = as_record("requests", RequestOptions)
 """The command gets `requests`, a RequestOptions."""
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import fields
-from functools import wraps
+from dataclasses import field, fields
+from functools import partial, wraps
 from typing import Any
 
 import click
@@ -61,9 +61,25 @@ def given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+_DECLARED = "option"  # in the metadata of a record's field
+
+
+def option_field(*names: str, default: Any = None, **settings: Any) -> Any:
+    """Return a field of a record that an option of the command line sets. names: of the option; default: of both,
+    shown in the help."""
+    settings = {"default": default, "show_default": bool(default), **settings}
+    return field(default=default, metadata={_DECLARED: partial(option, *names, **settings)})
+
+
+def declared_options(record: type, *names: str) -> list[Decorator]:
+    """Return the options that fields of a record declare. names: of the fields; default: all."""
+    chosen = [each for each in fields(record) if _DECLARED in each.metadata and (not names or each.name in names)]
+    return [each.metadata[_DECLARED](each.name) for each in chosen]
+
+
 def as_record(name: str, record: type, *options: Decorator, make: Callable[..., Any] | None = None) -> Decorator:
-    """Add these options; the command gets them as `name`, a record of this type with all parameters named like its
-    fields. make: called instead of the type."""
+    """Add these options, by default those that the record's fields declare; the command gets them as `name`, a record
+    of this type with all parameters named like its fields. make: called instead of the type."""
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -72,7 +88,7 @@ def as_record(name: str, record: type, *options: Decorator, make: Callable[..., 
             return function(*args, **{name: (make or record)(**own)}, **values)
 
         decorated: Function = with_record
-        for decorate_with in reversed(options):
+        for decorate_with in reversed(options or declared_options(record)):
             decorated = decorate_with(decorated)
         return decorated
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oallama.cli.help import Group, option
-from oallama.cli.options import as_record, count, given
+from oallama.cli.help import Group
+from oallama.cli.options import as_record, count, declared_options, given, option_field
 from oallama.cli.output import log
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
@@ -23,15 +23,47 @@ if TYPE_CHECKING:
     from oallama.planner.policies.registry import Policy, Rules
 
 
+class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+    """The name of a policy. The registry is loaded only to check or complete a name."""
+
+    name = "policy"
+
+    def _choice(self) -> click.Choice[str]:
+        from oallama.planner.decide import POLICY_NAMES
+
+        return click.Choice(POLICY_NAMES)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self._choice().convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return self._choice().shell_complete(ctx, param, incomplete)
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
     """Values of --policy, -ngl and their rules; None if not given."""
 
-    policy: str | None = None
-    n_gpu_layers: int | None = None
-    affinity: Any = "default"
-    fill: Any = "continue"
-    prefetch: Any = None
+    policy: str | None = option_field("--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT,
+        help="auto (default), oato, scheinfer, layers, cpu.\f auto: fastest by prediction; oato: whole operators, by "
+        "GPU affinity; split: also operators split between CPU and device; scheinfer: also weights streamed to the "
+        "device; experts: also the most used experts on the device; layers: whole layers, as llama.cpp's -ngl; cpu: "
+        "only the CPU. For comparison: fit, llama.cpp's own --fit; other systems' (docs/policies.md).")  # fmt: skip
+    n_gpu_layers: int | None = option_field("-ngl", "--gpu-layers", "--n-gpu-layers", type=count(0), metavar="N",
+        group=Group.PLACEMENT, advanced=True,
+        help="Put N layers on the device, counting the output as one; ignored without a device.")  # fmt: skip
+    affinity: Any = option_field("--affinity", type=click.Choice(["default", "paper"]), default="default",
+        group=Group.PLACEMENT, advanced=True,
+        help="default: T' is the marginal cost of the edges; paper: Algorithm 1 as published. Without --policy, either "
+        "this or --fill implies oato.")  # fmt: skip
+    fill: Any = option_field("--fill", type=click.Choice(["continue", "full", "paper"]), default="continue",
+        group=Group.PLACEMENT, advanced=True,
+        help="continue: skip operators that do not fit or gain nothing; full: fill the device even without gain; "
+        "paper: stop at the first operator that does not fit.")  # fmt: skip
+    prefetch: Any = option_field("--prefetch", type=click.Choice(["ahead", "layer"]), group=Group.PLACEMENT,
+        advanced=True, show_default="ahead",
+        help="When to copy streamed weights. ahead: as soon as the device has room, across layers and tokens; layer: "
+        "when their layer begins, as in ScheInfer.")  # fmt: skip
 
     def __post_init__(self) -> None:
         """Raise UsageError for options that cannot be combined."""
@@ -145,60 +177,8 @@ def whole_layers(placer: Placer, n_gpu_layers: int, workload: Workload) -> Plan:
     return plan
 
 
-class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
-    """The name of a policy. The registry is loaded only to check or complete a name."""
-
-    name = "policy"
-
-    def _choice(self) -> click.Choice[str]:
-        from oallama.planner.decide import POLICY_NAMES
-
-        return click.Choice(POLICY_NAMES)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return self._choice().convert(value, param, ctx)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return self._choice().shell_complete(ctx, param, incomplete)
-
-
-affinity_option = option(
-    "--affinity", type=click.Choice(["default", "paper"]), default="default", show_default=True,
-    group=Group.PLACEMENT, advanced=True,
-    help="default: T' is the marginal cost of the edges; paper: Algorithm 1 as published. Without --policy, either "
-    "this or --fill implies oato.",
-)  # fmt: skip
-
-fill_option = option(
-    "--fill", type=click.Choice(["continue", "full", "paper"]), default="continue", show_default=True,
-    group=Group.PLACEMENT, advanced=True,
-    help="continue: skip operators that do not fit or gain nothing; full: fill the device even without gain; paper: "
-    "stop at the first operator that does not fit.",
-)  # fmt: skip
-
-policy_option = option(
-    "--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT,
-    help="auto (default), oato, scheinfer, layers, cpu.\f auto: fastest by prediction; oato: whole operators, by GPU "
-    "affinity; split: also operators split between CPU and device; scheinfer: also weights streamed to the device; "
-    "experts: also the most used experts on the device; layers: whole layers, as llama.cpp's -ngl; cpu: only the CPU. "
-    "For comparison: fit, llama.cpp's own --fit; other systems' (docs/policies.md).",
-)  # fmt: skip
-
-prefetch_option = option(
-    "--prefetch", type=click.Choice(["ahead", "layer"]), group=Group.PLACEMENT, advanced=True, show_default="ahead",
-    help="When to copy streamed weights. ahead: as soon as the device has room, across layers and tokens; layer: when "
-    "their layer begins, as in ScheInfer.",
-)  # fmt: skip
-
-layers_option = option(
-    "-ngl", "--gpu-layers", "--n-gpu-layers", "n_gpu_layers", type=count(0), metavar="N", group=Group.PLACEMENT,
-    advanced=True, help="Put N layers on the device, counting the output as one; ignored without a device.",
-)  # fmt: skip
-
-rules_options = as_record("policy", PolicyOptions, affinity_option, fill_option)
+rules_options = as_record("policy", PolicyOptions, *declared_options(PolicyOptions, "affinity", "fill"))
 """The command gets `policy`, a PolicyOptions; its own --policy, where it has one, is part of that."""
 
-policy_options = as_record(
-    "policy", PolicyOptions, policy_option, affinity_option, fill_option, prefetch_option, layers_option
-)
+policy_options = as_record("policy", PolicyOptions)
 """The command gets `policy`, a PolicyOptions."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oallama.cli.help import Group, option
-from oallama.cli.options import as_record
+from oallama.cli.help import Group
+from oallama.cli.options import as_record, option_field
 from oallama.core.types import Attention
 from oallama.core.units import format_bytes
 
@@ -18,24 +18,17 @@ if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
-mmproj_option = option(
-    "-mm", "--mmproj", type=click.Path(), metavar="FILE", group=Group.MODEL, advanced=True,
-    help="Vision projector of the model, a GGUF named mmproj-…; its memory is planned for.",
-)  # fmt: skip
-
-offload_option = option(
-    "--mmproj-offload/--no-mmproj-offload", "offload", default=None, group=Group.PLACEMENT, advanced=True,
-    show_default="on the device if the plan leaves room",
-    help="Reserve device memory for the projector, or run it on the CPU.",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class ProjectorOptions:
     """The projector's file, and whether it goes to the device; None: if it fits there."""
 
-    mmproj: str | None
-    offload: bool | None
+    mmproj: str | None = option_field("-mm", "--mmproj", type=click.Path(), metavar="FILE", group=Group.MODEL,
+        advanced=True,
+        help="Vision projector of the model, a GGUF named mmproj-…; its memory is planned for.")  # fmt: skip
+    offload: bool | None = option_field("--mmproj-offload/--no-mmproj-offload", group=Group.PLACEMENT, advanced=True,
+        show_default="on the device if the plan leaves room",
+        help="Reserve device memory for the projector, or run it on the CPU.")  # fmt: skip
 
     def read(self) -> Projector | None:
         """The projector. Raises ModelFileError."""
@@ -98,6 +91,4 @@ class PlacedProjector:
         return replace(plan, notes=(*plan.notes, self.note))
 
 
-NO_PICTURES = ProjectorOptions(None, None)
-
-projector_options = as_record("pictures", ProjectorOptions, mmproj_option, offload_option)
+projector_options = as_record("pictures", ProjectorOptions)

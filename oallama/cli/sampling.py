@@ -6,13 +6,13 @@ Spelled as in llama.cpp.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.help import Group, option
-from oallama.cli.options import Decorator, as_record, count, parsed
+from oallama.cli.options import Decorator, as_record, count, option_field, parsed
 from oallama.cli.prompt import text_of_file
 from oallama.cli.routing import count_experts_option
 from oallama.core.errors import UsageError
@@ -20,44 +20,6 @@ from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END
 
 if TYPE_CHECKING:
     from oallama.run.sampling import Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """Values of the sampling options."""
-
-    seed: int
-    temp: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    stop: tuple[str, ...]
-    grammar: str | None
-    grammar_file: str | None
-    json_schema: str | None
-    json_schema_file: str | None
-
-    def sampling(self) -> Sampling:
-        """Return the record of these options. Raises UsageError for invalid values or stop texts, and for unreadable
-        files."""
-        from oallama.run.answer import checked_stops
-        from oallama.run.sampling import Sampling
-
-        checked_stops(self.stop)
-        grammar, schema = self._constraint()
-        return Sampling(self.temp, self.seed, self.top_k, self.top_p, self.min_p, self.repeat_penalty, grammar, schema)
-
-    def _constraint(self) -> tuple[str | None, str | None]:
-        """Return (grammar, JSON schema); at least one of them is None."""
-        given = (self.grammar, self.grammar_file, self.json_schema, self.json_schema_file)
-        if sum(value is not None for value in given) > 1:
-            raise UsageError("more than one grammar; give only one of --grammar, --grammar-file and --json-schema")
-        if self.grammar_file is not None:
-            return text_of_file(self.grammar_file, "grammar"), None
-        if self.json_schema_file is not None:
-            return None, text_of_file(self.json_schema_file, "JSON schema")
-        return self.grammar, self.json_schema
 
 
 def parse_seed(text: str) -> int:
@@ -69,6 +31,53 @@ def parse_seed(text: str) -> int:
     return int(text)
 
 
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """Sampling options of the command line."""
+
+    temperature: float = option_field("--temp", "--temperature", type=float, default=0.8,
+        metavar="T", group=Group.PROMPT, help="Temperature; 0: greedy.")  # fmt: skip
+    seed: int = option_field("-s", "--seed", type=parsed(parse_seed), default="-1", show_default="random",
+        metavar="SEED", group=Group.PROMPT, help="Random seed; -1: a new one each time.")  # fmt: skip
+    stop: tuple[str, ...] = option_field("-r", "--stop", "--reverse-prompt", multiple=True, default=(), metavar="TEXT",
+        group=Group.PROMPT, help="Stop sequence; repeatable.")  # fmt: skip
+    json_schema: str | None = option_field("-j", "--json-schema", metavar="SCHEMA", group=Group.PROMPT,
+        help="JSON schema for the answer; {}: any JSON object.")  # fmt: skip
+    top_k: int = option_field("--top-k", type=count(0), default=40, metavar="N",
+        group=Group.SAMPLING, advanced=True, help="Sample from the N most likely tokens; 0: all.")  # fmt: skip
+    top_p: float = option_field("--top-p", type=float, default=0.95, metavar="P",
+        group=Group.SAMPLING, advanced=True,
+        help="Sample from the most likely tokens with this total probability; 1: all.")  # fmt: skip
+    min_p: float = option_field("--min-p", type=float, default=0.05, metavar="P",
+        group=Group.SAMPLING, advanced=True,
+        help="Drop tokens less likely than this share of the most likely; 0: off.")  # fmt: skip
+    repeat_penalty: float = option_field("--repeat-penalty", type=float, default=1.0, metavar="X",
+        group=Group.SAMPLING, advanced=True, help="Penalty for repeating the last 64 tokens; 1: off.")  # fmt: skip
+    grammar: str | None = option_field("--grammar", metavar="GBNF", group=Group.SAMPLING, advanced=True,
+        help="Grammar that constrains the answer (GBNF).")  # fmt: skip
+    grammar_file: str | None = option_field("--grammar-file", type=click.Path(), metavar="FILE", group=Group.SAMPLING,
+        advanced=True, help="Read the grammar from a file.")  # fmt: skip
+    json_schema_file: str | None = option_field("-jf", "--json-schema-file", type=click.Path(), metavar="FILE",
+        group=Group.SAMPLING, advanced=True, help="Read the JSON schema from a file.")  # fmt: skip
+
+    def sampling(self) -> Sampling:
+        """Return the record of these options. Raises UsageError for invalid values or stop texts, and for unreadable
+        files."""
+        from oallama.run.answer import checked_stops
+        from oallama.run.sampling import Sampling
+
+        checked_stops(self.stop)
+        constraints = (self.grammar, self.grammar_file, self.json_schema, self.json_schema_file)
+        if sum(value is not None for value in constraints) > 1:
+            raise UsageError("more than one grammar; give only one of --grammar, --grammar-file and --json-schema")
+        values = {each.name: getattr(self, each.name) for each in fields(Sampling)}
+        if self.grammar_file is not None:
+            values["grammar"] = text_of_file(self.grammar_file, "grammar")
+        if self.json_schema_file is not None:
+            values["json_schema"] = text_of_file(self.json_schema_file, "JSON schema")
+        return Sampling(**values)
+
+
 length_option = option(
     "-n", "--predict", "--n-predict", "n_gen", type=count(WITHOUT_END), metavar="N", group=Group.PROMPT,
     show_default="until the model stops",
@@ -77,32 +86,7 @@ length_option = option(
 )  # fmt: skip
 """The command gets `n_gen`; None: not given."""
 
-sampling_options = as_record(
-    "sampling",
-    SamplingOptions,
-    option("--temp", "--temperature", "temp", type=float, default=0.8, show_default=True, metavar="T",
-           group=Group.PROMPT, help="Temperature; 0: greedy."),
-    option("-s", "--seed", type=parsed(parse_seed), default="-1", show_default="random", metavar="SEED",
-           group=Group.PROMPT, help="Random seed; -1: a new one each time."),
-    option("-r", "--stop", "--reverse-prompt", "stop", multiple=True, metavar="TEXT", group=Group.PROMPT,
-           help="Stop sequence; repeatable."),
-    option("-j", "--json-schema", metavar="SCHEMA", group=Group.PROMPT,
-           help="JSON schema for the answer; {}: any JSON object."),
-    option("--top-k", type=count(0), default=40, show_default=True, metavar="N", group=Group.SAMPLING, advanced=True,
-           help="Sample from the N most likely tokens; 0: all."),
-    option("--top-p", type=float, default=0.95, show_default=True, metavar="P", group=Group.SAMPLING, advanced=True,
-           help="Sample from the most likely tokens with this total probability; 1: all."),
-    option("--min-p", type=float, default=0.05, show_default=True, metavar="P", group=Group.SAMPLING, advanced=True,
-           help="Drop tokens less likely than this share of the most likely; 0: off."),
-    option("--repeat-penalty", type=float, default=1.0, show_default=True, metavar="X", group=Group.SAMPLING,
-           advanced=True, help="Penalty for repeating the last 64 tokens; 1: off."),
-    option("--grammar", metavar="GBNF", group=Group.SAMPLING, advanced=True,
-           help="Grammar that constrains the answer (GBNF)."),
-    option("--grammar-file", type=click.Path(), metavar="FILE", group=Group.SAMPLING, advanced=True,
-           help="Read the grammar from a file."),
-    option("-jf", "--json-schema-file", type=click.Path(), metavar="FILE", group=Group.SAMPLING, advanced=True,
-           help="Read the JSON schema from a file."),
-)  # fmt: skip
+sampling_options = as_record("sampling", SamplingOptions)
 """The command gets `sampling`, a SamplingOptions."""
 
 

@@ -19,6 +19,7 @@ from oallama.cli.options import (
     model_argument,
     n_gen_option,
     n_prompt_option,
+    option_field,
     parsed,
 )
 from oallama.cli.output import busy, log
@@ -47,42 +48,32 @@ class ServerOptions:
     """The address to listen at, and options of llama-server besides the placement. port, placement_port 0: any free
     port. program, cache_mib None: chosen by find_program and llama-server. log_file: for llama-server's lines."""
 
-    host: str
-    port: int
-    placement_port: int
-    api_key: str | None
-    n_parallel: int
-    pooling: str
-    cache_mib: int | None
-    program: str | None
-    log_file: str | None
+    host: str = option_field("--host", default="127.0.0.1", metavar="ADDRESS", group=Group.SERVER,
+        help="Address to listen on.\f --api-key is required if other machines can reach it.")  # fmt: skip
+    port: int = option_field("--port", type=count(0, 65535), default=8080, metavar="PORT",
+        group=Group.SERVER, help="Port to listen on; 0: any free port.")  # fmt: skip
+    placement_port: int = option_field("--placement-port", type=count(0, 65535), default=0, metavar="PORT",
+        group=Group.SERVER, advanced=True, show_default="any free port",
+        help="Port of the placement page, on 127.0.0.1.")  # fmt: skip
+    api_key: str | None = option_field("--api-key", type=parsed(parse_key), envvar=KEY_VARIABLE, metavar="KEY",
+        group=Group.SERVER,
+        help=f"API key that requests must send.\f {KEY_VARIABLE} keeps it out of `ps`.")  # fmt: skip
+    n_parallel: int = option_field("-np", "--parallel", type=count(1, 256), default=4, metavar="N",
+        group=Group.SERVER, help="Number of requests computed at the same time; they share the context.")  # fmt: skip
+    pooling: str = option_field("--pooling", type=click.Choice(POOLINGS), default="mean",
+        metavar="|".join(POOLINGS), group=Group.SERVER, advanced=True,
+        help="Pooling for /v1/embeddings; model: as in the GGUF; none: no embeddings.\f Embeddings need device memory; "
+        "with a given or a measured plan they are offered only if it leaves enough.")  # fmt: skip
+    cache_mib: int | None = option_field("-cram", "--cache-ram", type=count(-1), metavar="MIB", group=Group.SERVER,
+        advanced=True, show_default="8192, or what the model leaves free in host memory",
+        help="Host memory for the cache of earlier prompts; 0: none, -1: no limit.")  # fmt: skip
+    program: str | None = option_field("--llama-server", envvar=PROGRAM_VARIABLE, metavar="FILE", group=Group.SERVER,
+        advanced=True, show_default="the one from set-up, else from PATH", help="llama-server to run.")  # fmt: skip
+    log_file: str | None = option_field("--log", type=click.Path(dir_okay=False), metavar="FILE", group=Group.SERVER,
+        help="Append llama-server's log to this file.")  # fmt: skip
 
 
-server_options = as_record(
-    "server",
-    ServerOptions,
-    option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
-           group=Group.SERVER, help="Address to listen on.\f --api-key is required if other machines can reach it."),
-    option("--port", type=count(0, 65535), default=8080, show_default=True, metavar="PORT", group=Group.SERVER,
-           help="Port to listen on; 0: any free port."),
-    option("--placement-port", type=count(0, 65535), default=0, metavar="PORT", group=Group.SERVER, advanced=True,
-           show_default="any free port", help="Port of the placement page, on 127.0.0.1."),
-    option("--api-key", type=parsed(parse_key), envvar=KEY_VARIABLE, metavar="KEY", group=Group.SERVER,
-           help=f"API key that requests must send.\f {KEY_VARIABLE} keeps it out of `ps`."),
-    option("-np", "--parallel", "n_parallel", type=count(1, 256), default=4, show_default=True, metavar="N",
-           group=Group.SERVER, help="Number of requests computed at the same time; they share the context."),
-    option("--pooling", type=click.Choice(POOLINGS), default="mean", show_default=True,
-           metavar="|".join(POOLINGS), group=Group.SERVER, advanced=True,
-           help="Pooling for /v1/embeddings; model: as in the GGUF; none: no embeddings.\f Embeddings need device "
-           "memory; with a given or a measured plan they are offered only if it leaves enough."),
-    option("-cram", "--cache-ram", "cache_mib", type=count(-1), metavar="MIB", group=Group.SERVER, advanced=True,
-           show_default="8192, or what the model leaves free in host memory",
-           help="Host memory for the cache of earlier prompts; 0: none, -1: no limit."),
-    option("--llama-server", "program", envvar=PROGRAM_VARIABLE, metavar="FILE", group=Group.SERVER, advanced=True,
-           show_default="the one from set-up, else from PATH", help="llama-server to run."),
-    option("--log", "log_file", type=click.Path(dir_okay=False), metavar="FILE", group=Group.SERVER,
-           help="Append llama-server's log to this file."),
-)  # fmt: skip
+server_options = as_record("server", ServerOptions)
 """The command gets `server`, a ServerOptions."""
 
 

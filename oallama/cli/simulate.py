@@ -12,9 +12,11 @@ from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import model_file
 from oallama.cli.options import (
     PLACEMENT,
+    as_record,
     complete_file,
     context_option,
     count,
+    declared_options,
     depth_option,
     gathered,
     json_option,
@@ -22,15 +24,15 @@ from oallama.cli.options import (
     output_option,
     profile_option,
 )
-from oallama.cli.output import busy, json_text, log, show, write_file
-from oallama.cli.policy import PolicyOptions, policy_option, prefetch_option
+from oallama.cli.output import busy, deliver, emit_json, json_text, show
+from oallama.cli.policy import PolicyOptions
 from oallama.core.errors import UsageError
 from oallama.device.machines import MACHINES, machine_of
 from oallama.device.spec import device_for_plan
 
 if TYPE_CHECKING:
     from oallama.core.options import Options
-    from oallama.core.types import PrefetchMode, Workload
+    from oallama.core.types import Workload
     from oallama.device.machines import Machine
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
@@ -44,8 +46,7 @@ if TYPE_CHECKING:
     help=f"{', '.join(MACHINES)}, or a file.\f The machine need not be present; docs/what-if.md says what a file "
     "describes.",
 )  # fmt: skip
-@policy_option
-@prefetch_option
+@as_record("policy", PolicyOptions, *declared_options(PolicyOptions, "policy", "prefetch"))
 @option(
     "-p", "--n-prompt", type=count(1), metavar="N_PROMPT", group=Group.WORKLOAD, show_default="the plan's, else 512",
     help="Tokens of the prompt.",
@@ -63,8 +64,7 @@ def command(
     files: tuple[str, ...],
     model_option: str | None,
     machine: str | None,
-    policy: str | None,
-    prefetch: PrefetchMode | None,
+    policy: PolicyOptions,
     n_prompt: int | None,
     n_gen: int | None,
     n_depth: int | None,
@@ -89,7 +89,7 @@ def command(
     from oallama.report.simulate import simulate_document, simulate_tables
 
     model, plan_path = _model_and_plan(files, model_option)
-    if plan_path is not None and (policy is not None or prefetch is not None):
+    if plan_path is not None and policy != PolicyOptions():
         raise UsageError("a plan cannot be combined with --policy or --prefetch; omit these or the plan")
     other_machine = None if machine is None else machine_of(machine)
     if other_machine is not None:
@@ -105,15 +105,14 @@ def command(
         workload = _workload(placer, plan, n_prompt, n_gen, n_depth, options.n_ctx)
     else:
         workload = placer.workload(n_prompt or 512, 128 if n_gen is None else n_gen, n_past=n_depth or 0)
-        plan = _plan_of_policy(placer, workload, policy, prefetch, other_machine)
+        with busy("planning"):
+            plan = _plan_of_policy(placer, workload, policy, other_machine)
         workload = plan.workload
     simulated = (placer.model, plan, other_machine, placer.simulate(plan, workload, other_machine))
-    document = json_text(simulate_document(*simulated)) if as_json or output is not None else ""
     if output is not None:
-        write_file(output, document)
-        log(f"wrote {output}")
+        deliver(json_text(simulate_document(*simulated)), output)
     if as_json:
-        write_file("-", document)
+        emit_json(simulate_document(*simulated))
     else:
         show(simulate_tables(*simulated))
 
@@ -127,16 +126,12 @@ def _model_and_plan(files: Sequence[str], model: str | None) -> tuple[str | None
     return models[0] if models else None, plans[0] if plans else None
 
 
-def _plan_of_policy(
-    placer: Placer, workload: Workload, policy: str | None, prefetch: PrefetchMode | None, machine: Machine | None
-) -> Plan:
+def _plan_of_policy(placer: Placer, workload: Workload, policy: PolicyOptions, machine: Machine | None) -> Plan:
+    if machine is None:
+        return policy.plan(placer, workload)
     from oallama.placer.described import plan_for
 
-    chosen = PolicyOptions(policy, None, prefetch=prefetch)
-    with busy("planning"):
-        if machine is None:
-            return chosen.plan(placer, workload)
-        return plan_for(placer, machine, workload, policy, prefetch)
+    return plan_for(placer, machine, workload, policy.policy, policy.prefetch)
 
 
 def _workload(

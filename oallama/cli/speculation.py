@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oallama.cli.help import Group, option
+from oallama.cli.help import Group
 from oallama.cli.model_file import model_file
-from oallama.cli.options import as_record, count
+from oallama.cli.options import as_record, count, declared_options, option_field
 from oallama.cli.output import log
 from oallama.core.errors import UsageError
 from oallama.core.types import NGRAM, DecodeStep, Workload
@@ -27,9 +27,18 @@ class StepOptions:
     the command's default. slots: the server's number of parallel requests. Raises UsageError for options that exclude
     each other."""
 
-    spec: str | None = None
-    draft_model: str | None = None
-    expected: int | None = None
+    spec: str | None = option_field("--spec", type=click.Choice(["none", "mtp", "ngram", "auto"]),
+        metavar="none|mtp|ngram|auto", group=Group.PLACEMENT, advanced=True,
+        show_default="auto with a draft model, else none",
+        help="Speculative decoding.\f auto: use the draft model, with the number of drafts that is predicted to be "
+        "fastest (may be 0); mtp: use the model's own last block, in the same way; ngram: draft text that "
+        "repeats.")  # fmt: skip
+    draft_model: str | None = option_field("-md", "--model-draft", type=click.Path(), metavar="MODEL",
+        group=Group.MODEL, help="Draft model: a smaller model of the family.\f For speculative decoding.")  # fmt: skip
+    expected: int | None = option_field("--expect-parallel", type=count(1, 256), metavar="N", group=Group.WORKLOAD,
+        advanced=True, show_default="1; serve: half of --parallel",
+        help="Requests in flight to plan for.\f Plans for more than one are not compared with llama.cpp's placement: "
+        "tuning measures one request.")  # fmt: skip
     slots: int = 1
 
     def __post_init__(self) -> None:
@@ -96,24 +105,7 @@ class StepOptions:
         return replace(plan(placer, replace(workload, n_outputs=n_outputs)), draft=NGRAM)
 
 
-DRAFTS = (
-    option(
-        "--spec", type=click.Choice(["none", "mtp", "ngram", "auto"]), metavar="none|mtp|ngram|auto",
-        group=Group.PLACEMENT, advanced=True, show_default="auto with a draft model, else none",
-        help="Speculative decoding.\f auto: use the draft model, with the number of drafts that is predicted to be "
-        "fastest (may be 0); mtp: use the model's own last block, in the same way; ngram: draft text that repeats.",
-    ),
-    option(
-        "-md", "--model-draft", "draft_model", type=click.Path(), metavar="MODEL", group=Group.MODEL,
-        help="Draft model: a smaller model of the family.\f For speculative decoding.",
-    ),
-)  # fmt: skip
-parallel_option = option(
-    "--expect-parallel", "expected", type=count(1, 256), metavar="N", group=Group.WORKLOAD, advanced=True,
-    show_default="1; serve: half of --parallel",
-    help="Requests in flight to plan for.\f Plans for more than one are not compared with llama.cpp's placement: "
-    "tuning measures one request.",
-)  # fmt: skip
-draft_options = as_record("step", StepOptions, *DRAFTS)
-step_options = as_record("step", StepOptions, *DRAFTS, parallel_option)
+(parallel_option,) = declared_options(StepOptions, "expected")
+draft_options = as_record("step", StepOptions, *declared_options(StepOptions, "spec", "draft_model"))
+step_options = as_record("step", StepOptions)
 """The command gets `step`, a StepOptions."""

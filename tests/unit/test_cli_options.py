@@ -127,7 +127,7 @@ def test_a_seed_that_is_not_given_is_random_and_options_have_llama_cpps_names():
 
     assert values()["seed"] != values()["seed"] != values("--seed", "-1")["seed"]
     told = values("--seed", "7", "--temperature", "0", "--n-predict", "3")
-    assert (told["seed"], told["temp"], told["n_gen"]) == (7, 0.0, 3)
+    assert (told["seed"], told["temperature"], told["n_gen"]) == (7, 0.0, 3)
 
 
 def test_the_built_in_model_is_named_when_it_is_used(capsys, monkeypatch):

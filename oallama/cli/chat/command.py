@@ -19,7 +19,7 @@ from oallama.cli.placement_options import (
     placement_options,
     run_workload,
 )
-from oallama.cli.projector import NO_PICTURES, ProjectorOptions, projector_options
+from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.cli.sampling import AnswerOptions, answer_options, length_option
 from oallama.report.text import model_title
 from oallama.run.prompt import uses_template
@@ -84,7 +84,7 @@ def start(
     answers: AnswerOptions,
     verbose: bool = False,
     n_past: int = 0,
-    pictures: ProjectorOptions = NO_PICTURES,
+    pictures: ProjectorOptions = ProjectorOptions(),  # noqa: B008
 ) -> None:
     """Load the model and chat until the user leaves. model None: the built-in one, or the plan's. n_gen None: until the
     model ends its answer, or DEFAULT_TOKENS tokens where it continues text."""
