@@ -59,7 +59,7 @@ def turns(done):
 
 
 def test_a_pipe_gets_answers_on_stdout_and_only_new_tokens_are_evaluated():
-    asked = 'Hello!\n"""What is\n3 + 4?"""\n/show placement\nWhat is 9 - 3?\n/bye\nnot asked\n'
+    asked = '/show\nHello!\n"""What is\n3 + 4?"""\nWhat is 9 - 3?\n/bye\nnot asked\n'
     done = piped(asked, "--temp", "0", "--verbose")
     assert done.stdout.splitlines()[0] == "Hello! Would you like a story or a sum?"
     assert "not asked" not in done.stdout and "the built-in story model (oallama-stories" in done.stderr
@@ -71,7 +71,7 @@ def test_a_pipe_gets_answers_on_stdout_and_only_new_tokens_are_evaluated():
 
 
 def test_options_hold_until_the_session_sets_them_anew(chatty):
-    lines = "a\n/set n 3\na\n/clear\n/set format json\n/set n 40\na\n/show system\n"
+    lines = "a\n/set n 3\na\n/clear\n/set json_schema {}\n/set n 40\na\n/set\n"
     done = piped(lines, chatty, "-n", "2", "--system", "be brief", "--verbose", "--temp", "1.5", "-c", "512")
     assert [written for *_, written in turns(done)][:2] == [2, 3]
     assert any(line.lstrip().startswith("{") for line in done.stdout.splitlines()[2:]), "a random answer has line ends"
@@ -117,8 +117,9 @@ def test_a_picture_goes_with_the_next_message_where_there_is_a_projector(chatty,
     assert first > 16, "a token for each patch"
     assert second > cached > 16
     assert json.loads(talk.read_text())["messages"][0]["content"][0]["type"] == "image_url"
-    reloaded = piped(f"/load {talk}\n/show conversation\n", *common)
-    assert "user: what is it?" in reloaded.stderr
+    reloaded = piped(f"/load {talk}\n/save {tmp_path / 'again.json'}\n", *common)
+    assert "1 exchange" in reloaded.stderr
+    assert (tmp_path / "again.json").read_text() == talk.read_text()
     assert "takes no pictures; start it with --mmproj" in piped(f"/image {picture}\n", *common).stderr
 
 
@@ -208,7 +209,8 @@ def test_a_session_begins_at_once_says_what_tuning_gains_and_never_measures(comm
         person.type('"""What is\r')
         person.wait("...")
         assert "\n" in person.ask('3 + 4?"""')
-        assert "user: What is" in person.ask("/show conversation")
+        person.ask(f"/save {tmp_path / 'talk.json'}")
+        assert "What is\\n3 + 4?" in (tmp_path / "talk.json").read_text()
         assert person.leave("\x04") == 0
         assert "Traceback" not in person.seen
     assert not list(tmp_path.glob("profile-*"))
@@ -231,7 +233,8 @@ def test_ctrl_c_stops_an_answer_commands_are_completed_and_what_was_typed_is_rem
         person.ask("/set n 5")
         _, cached, written = map(int, FIGURES.search(person.ask("and now?")).groups())
         assert written <= 5 and cached > 10  # the answer that was stopped is there
-        assert "half a line" not in person.ask("/show conversation")
+        person.ask(f"/save {tmp_path / 'so-far.json'}")
+        assert "half a line" not in (tmp_path / "so-far.json").read_text()
         person.ask(f"/load {talk}")
         person.type("/retry\r")
         person.wait("reading the prompt, ")

@@ -220,13 +220,14 @@ def test_the_oldest_exchanges_are_dropped_but_saved(chat, capsys, tmp_path):
         ("/sav x", "unknown command /sav; did you mean /save?"), ("/xyzzy", "unknown command /xyzzy; /? lists them"),
         ("/load", "/load needs the name of a file"), ("/save", "/save needs the name of a file"),
         ("/load none", "cannot read"), ("/load bad.json", "not a valid conversation"), ("/load bytes", "not UTF-8"),
-        ("/save no/folder/x", "cannot write"), ("/show nothing", "unknown topic nothing"),
+        ("/save no/folder/x", "cannot write"),
         ("/set temprature 1", "did you mean temperature?"),
-        ("/set temperature hot", "temperature must be a number, not hot"), ("/set temperature -1", "use 0 (greedy)"),
-        ("/set top_k 1.5", "top_k must be a whole number, not 1.5"), ("/set top_p 2", "must be a probability"),
-        ("/set n -2", "n must be a whole number, at least -1, not -2"), ("/set n", "not empty"),
-        ("/set seed x", "not a seed"), ("/set format xml", "unknown format xml"), ("/set format {", "not valid JSON"),
-        ("/set verbose maybe", "on or off"), ('/set stop "\\ud800"', "half a character"),
+        ("/set temperature hot", "temperature: 'hot' is not a valid float"), ("/set temperature -1", "use 0 (greedy)"),
+        ("/set top_k 1.5", "top_k: '1.5' is not a whole number"), ("/set top_p 2", "must be a probability"),
+        ("/set n -2", "'-2' is not a whole number from -1"), ("/set n", "n_gen: '' is not"),
+        ("/set seed x", "not a seed"), ("/set form xml", "unknown setting form"),
+        ("/set json_schema {", "not valid JSON"),
+        ("/set verbose maybe", "'maybe' is not a valid boolean"), ('/set stop "\\ud800"', "half a character"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_a_sentence_and_changes_nothing(chat, tmp_path, monkeypatch, capsys, typed, said):
@@ -249,9 +250,9 @@ def test_what_is_no_command_goes_to_the_model(chat):
 
 def test_every_command_is_in_the_help_and_bye_leaves(chat, capsys):
     session, say = chat()
-    say("/?", "/? set", "/? show")
+    say("/?", "/set")
     said = capsys.readouterr().err
-    assert all(name in said for name in (*COMMANDS, *MEANINGS, "conversation", '"""', "Ctrl-C"))
+    assert all(name in said for name in (*COMMANDS, *MEANINGS, '"""', "Ctrl-C"))
     for name in ("/bye", "/exit", "/quit"):
         say(name, "not asked")
     assert not session.engine.asked
@@ -275,26 +276,27 @@ def test_what_is_set_reaches_the_engine(chat, capsys):
     say("/set temperature 0", "/set seed 7", '/set stop "\\n"', "/set stop END", "/set n 5", "hello")
     (drawn,) = session.engine.drawn
     assert (drawn["temperature"], drawn["seed"], drawn["stop"]) == (0, 7, ("\n", "END"))
-    say("/set format json", "x", "/set format text", "y", '/set grammar root ::= "a"', "z")
+    say("/set json_schema {}", "x", "/set json_schema none", "y")
+    say("/set json_schema {}", '/set grammar root ::= "a"', "z")
     say("/set grammar none", "/set stop none", "w")
     grammars = [(drawn["grammar"], drawn["json_schema"]) for drawn in session.engine.drawn[1:]]
     assert grammars == [(None, "{}"), (None, None), ('root ::= "a"', None), (None, None)]
     assert session.engine.drawn[-1]["stop"] == ()
     say('/set system """be\nbrief"""', "v")
     assert session.engine.asked[-1].startswith("<system>be\nbrief<user>hello")
-    say("/set system none", "/set", "/show settings")
+    say("/set system none", "/set")
     assert session.conversation.system is None
-    assert capsys.readouterr().err.count("temperature     0 ") == 2
+    assert "temperature     0 " in capsys.readouterr().err
 
 
 def test_verbose_shows_the_rate_beside_the_predicted_one(chat, capsys):
     session, say = chat("one", "two")
     say("a")
     assert capsys.readouterr().err == ""
-    say("/set verbose", "b", "/set verbose off", "/show speeds")
+    say("/set verbose", "b", "/set verbose off", "c")
     lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
     assert lines[1].endswith("tokens (2 cached), 0.50 s · answer 3 tokens, 10.0 tokens/s (11.1 predicted)")
-    assert lines[3] == "last answer: " + lines[1]
     session.engine.plan.predicted = None
     assert session.figures(session.last).endswith("answer 3 tokens, 10.0 tokens/s")
 
@@ -332,7 +334,7 @@ def test_what_runs_took_is_kept_unless_a_pipe_waits(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("/s", ["/set", "/show", "/save"]), ("/set te", ["temperature"]), ("/show p", ["placement"]),
+        ("/s", ["/set", "/show", "/save"]), ("/set te", ["temperature"]), ("/show p", []),
         ("/set temperature 0", []), ("hello /s", []), ("/bye ", []), ("/load FOLDER/tal", ["k.json"]),
     ],
 )  # fmt: skip

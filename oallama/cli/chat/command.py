@@ -22,6 +22,7 @@ from oallama.cli.placement_options import (
 from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.cli.sampling import AnswerOptions, answer_options, length_option
 from oallama.report.text import model_title
+from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END
 from oallama.run.prompt import uses_template
 from oallama.tuned.classes import WorkloadClass
 
@@ -90,7 +91,7 @@ def start(
     model ends its answer, or DEFAULT_TOKENS tokens where it continues text."""
     from oallama.cli.chat.loop import converse, reader_of_stdin
     from oallama.cli.chat.session import ChatSession
-    from oallama.cli.chat.settings import settings_of
+    from oallama.cli.chat.settings import ChatSettings
     from oallama.run.conversation import Conversation
 
     chat, system = answers.chat, answers.system
@@ -108,7 +109,8 @@ def start(
     placed = pictures.placed(plan, asked.plan_file is None)
     if placed is not None:
         log(f"note: {placed.note}")
-    settings = settings_of(answers.sampling, n_gen, chats, verbose)
+    most = (WITHOUT_END if chats else DEFAULT_TOKENS) if n_gen is None else n_gen
+    settings = ChatSettings(answers.sampling.sampling(), answers.sampling.stop, most, verbose)
     shown = {"mmproj": pictures.mmproj, "mmproj_offload": placed is not None and placed.on_device}
     with loaded(placer, plan, asked, answers, chats=chats, **shown) as engine:
         reader = reader_of_stdin()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TextIO
 
 from oallama.cli.chat.session import ChatSession
-from oallama.cli.chat.settings import MEANINGS, changed, check_setting
+from oallama.cli.chat.settings import MEANINGS, parsed_setting, setting_named
 from oallama.cli.output import log, write_file
 from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
@@ -50,23 +50,23 @@ def obey(session: ChatSession, message: str) -> None:
     if command is None:
         meant = suggestion(name, COMMANDS, "/? lists them")
         raise UsageError(f"unknown command {name}; {meant} (put a space before the / to send it to the model)")
-    command.do(session, argument.strip())
+    argument = argument.strip()
+    if command.path:
+        if not argument:
+            raise UsageError(f"{name} needs the name of a file")
+        argument = str(user_path(unquoted(argument)))
+    command.do(session, argument)
 
 
-def _help(_session: ChatSession, topic: str) -> None:
-    if topic.strip("/") == "set":
-        lines = [f"  /set {name:<15} {meaning}" for name, meaning in MEANINGS.items()]
-    elif topic.strip("/") == "show":
-        lines = [f"  /show {name}" for name in TOPICS]
-    else:
-        width = max(len(f"{name} {command.usage}") for name, command in COMMANDS.items())
-        lines = [f"  {f'{name} {command.usage}':<{width}}  {command.help}" for name, command in COMMANDS.items()]
-        lines += [
-            "",
-            f"  {QUOTES}            begin and end a message of several lines, or end each line but the last with \\",
-            "  Ctrl-C         stop an answer",
-            "  Ctrl-D         leaves, as /bye",
-        ]
+def _help(_session: ChatSession, _argument: str) -> None:
+    width = max(len(f"{name} {command.usage}") for name, command in COMMANDS.items())
+    lines = [f"  {f'{name} {command.usage}':<{width}}  {command.help}" for name, command in COMMANDS.items()]
+    lines += [
+        "",
+        f"  {QUOTES}            begin and end a message of several lines, or end each line but the last with \\",
+        "  Ctrl-C         stop an answer",
+        "  Ctrl-D         leaves, as /bye",
+    ]
     log("\n".join(lines))
 
 
@@ -75,19 +75,18 @@ def _leave(_session: ChatSession, _argument: str) -> None:
 
 
 def _set(session: ChatSession, argument: str) -> None:
-    name, _, text = argument.partition(" ")
+    word, _, text = argument.partition(" ")
+    name = setting_named(word) if word else ""
     if not name:
-        _show(session, "settings")
-        return
-    check_setting(name)
-    value = unquoted(text)
-    if name == "system":
-        session.begin(replace(session.conversation, system=None if value in ("", "none") else value))
+        values = {each: session.settings.shown(each) for each in MEANINGS if each != "system"}
+        values["system"] = session.conversation.system or "none"
+        log("\n".join(f"{each:<14}  {printable(value):<8}  {MEANINGS[each]}" for each, value in values.items()))
+    elif name == "system":
+        session.begin(replace(session.conversation, system=parsed_setting(name, unquoted(text))))
         log("the system prompt is set" if session.conversation.system else "no system prompt now")
-        return
-    session.settings = changed(session.settings, name, value)
-    shown = {row[0]: row[1] for row in session.settings.rows()}
-    log(f"{name}: {shown[name]}" if name in shown else f"format: {shown['format']}")
+    else:
+        session.settings = session.settings.changed(name, unquoted(text))
+        log(f"{word}: {session.settings.shown(name)}")
 
 
 def unquoted(text: str) -> str:
@@ -105,85 +104,30 @@ def unquoted(text: str) -> str:
     return value
 
 
-def _show(session: ChatSession, topic: str) -> None:
-    if topic and topic not in TOPICS:
-        raise UsageError(f"unknown topic {topic}; choose from {', '.join(TOPICS)}")
-    chosen = (topic,) if topic else ("model", "placement", "speeds", "settings")
-    log("\n".join(line for name in chosen for line in TOPICS[name](session)))
-
-
-def _shown_model(session: ChatSession) -> list[str]:
-    info = session.placer.model
-    how = "in its chat template" if session.chats else "continues text (no chat template is used)"
-    size = f"{info.n_layer} layers, {format_bytes(info.file_bytes)}"
-    return [
-        f"{model_title(info)}: {printable(info.arch)}, {size}; {how}",
-        printable(info.path, 1000),
-        f"context: {session.engine.n_ctx} tokens, trained on {info.n_ctx_train or 'an unknown number'}",
-    ]
-
-
-def _shown_placement(session: ChatSession) -> list[str]:
+def _show(session: ChatSession, _argument: str) -> None:
     from oallama.report.plan import plan_sentences
 
-    return list(plan_sentences(session.engine.plan, session.placer.operators))
-
-
-def _shown_speeds(session: ChatSession) -> list[str]:
-    return ["no answer yet" if session.last is None else f"last answer: {session.figures(session.last)}"]
-
-
-def _shown_settings(session: ChatSession) -> list[str]:
-    return [f"{name:<14}  {printable(value):<8}  {meaning}" for name, value, meaning in session.settings.rows()]
-
-
-def _shown_system(session: ChatSession) -> list[str]:
-    system = session.conversation.system
-    return ["no system prompt"] if system is None else [printable(line, 10_000) for line in system.split("\n")]
-
-
-def _shown_conversation(session: ChatSession) -> list[str]:
+    info, engine, operators = session.placer.model, session.engine, session.placer.operators
+    how = "in its chat template" if session.chats else "continues text (no chat template is used)"
     lines = [
-        f"{each.role}: {printable(line, 10_000)}" for each in session.conversation.messages
-        for line in each.content.split("\n")
-    ]  # fmt: skip
-    return lines or ["the conversation is empty"]
-
-
-def _shown_template(session: ChatSession) -> list[str]:
-    text = session.placer.model.chat_template if session.chats else None
-    return ["no chat template"] if text is None else [printable(line, 100_000) for line in text.split("\n")]
-
-
-TOPICS: dict[str, Callable[[ChatSession], list[str]]] = {
-    "model": _shown_model,
-    "placement": _shown_placement,
-    "speeds": _shown_speeds,
-    "settings": _shown_settings,
-    "system": _shown_system,
-    "conversation": _shown_conversation,
-    "template": _shown_template,
-}
-
-
-def _file(argument: str) -> str:
-    return str(user_path(unquoted(argument)))
+        f"{model_title(info)}: {printable(info.arch)}, {info.n_layer} layers, {format_bytes(info.file_bytes)}; {how}",
+        printable(info.path, 1000),
+        f"context: {engine.n_ctx} tokens, trained on {info.n_ctx_train or 'an unknown number'}",
+        *plan_sentences(engine.plan, operators),
+    ]
+    if session.last is not None:
+        lines.append(f"last answer: {session.figures(session.last)}")
+    log("\n".join(lines))
 
 
 def _save(session: ChatSession, path: str) -> None:
-    if not path:
-        raise UsageError("/save needs the name of a file")
-    target = _file(path)
-    write_file(target, session.conversation.to_json(session.placer.model.name))
-    log(f"wrote {target}")
+    write_file(path, session.conversation.to_json(session.placer.model.name))
+    log(f"wrote {path}")
 
 
 def _load(session: ChatSession, path: str) -> None:
-    if not path:
-        raise UsageError("/load needs the name of a file from /save")
-    source = _file(path)
-    session.begin(Conversation.from_json(text_of_file(source, "conversation")))
-    log(f"read {source}: {plural(session.conversation.n_exchanges, 'exchange')}; the next message continues it")
+    session.begin(Conversation.from_json(text_of_file(path, "conversation")))
+    log(f"read {path}: {plural(session.conversation.n_exchanges, 'exchange')}; the next message continues it")
 
 
 def _image(session: ChatSession, path: str) -> None:
@@ -191,11 +135,8 @@ def _image(session: ChatSession, path: str) -> None:
 
     if not session.takes_pictures:
         raise UsageError("this chat takes no pictures; start it with --mmproj FILE, the model's vision projector")
-    if not path:
-        raise UsageError("/image needs the name of a picture file")
-    source = _file(path)
-    session.pictures.append(data_url(source))
-    log(f"the next message will include {source}")
+    session.pictures.append(data_url(path))
+    log(f"the next message will include {path}")
 
 
 def _clear(session: ChatSession, _argument: str) -> None:
@@ -210,9 +151,9 @@ def _undo(session: ChatSession, _argument: str) -> None:
 
 
 COMMANDS = {
-    "/?": SlashCommand(_help, "", "show this list; /? set and /? show explain more", ("set", "show")),
-    "/set": SlashCommand(_set, "NAME VALUE", "change a setting; without NAME, show all settings", tuple(MEANINGS)),
-    "/show": SlashCommand(_show, "[TOPIC]", f"{', '.join(TOPICS)}", tuple(TOPICS)),
+    "/?": SlashCommand(_help, "", "show this list"),
+    "/set": SlashCommand(_set, "NAME VALUE", "change a setting; without NAME, explain all settings", tuple(MEANINGS)),
+    "/show": SlashCommand(_show, "", "show the model, its placement and the speed of the last answer"),
     "/save": SlashCommand(_save, "FILE", "save the conversation as JSON", path=True),
     "/load": SlashCommand(_load, "FILE", "continue a saved conversation", path=True),
     "/image": SlashCommand(_image, "FILE", "add a picture to the next message (--mmproj)", path=True),

@@ -86,7 +86,7 @@ class ChatSession:
 
     def _answer(self, asked: Conversation) -> None:
         engine, self.ended = self.engine, False
-        seen, n = self._fitted(asked), max(self.settings.n, -1)
+        seen, n = self._fitted(asked), max(self.settings.n_gen, -1)
         shown: list[str] = []
         arguments = {"on_progress": told_progress, **self.settings.arguments(self._n_retries)}
         if self.chats:
@@ -123,7 +123,7 @@ class ChatSession:
         if generation.end == "context":
             log("note: the context is full, so the answer ends here; raise -c for longer ones")
         elif generation.end == "limit" and self.chats:
-            log(f"note: the answer was cut at {self.settings.n} tokens; /set n changes the limit")
+            log(f"note: the answer was cut at {self.settings.n_gen} tokens; /set n changes the limit")
         elif generation.end == "model" and not self.chats:
             self.ended = True
             log("note: the model ended this text; your next line begins a new one")
@@ -132,7 +132,7 @@ class ChatSession:
         """Return the conversation without its oldest exchanges if it is too long. Raises UsageError if the last message
         alone is too long."""
         engine = self.engine
-        n_ctx, n = engine.n_ctx, self.settings.n
+        n_ctx, n = engine.n_ctx, self.settings.n_gen
         room = int(ANSWER_SHARE * n_ctx) if n < 0 else min(n, int(ANSWER_SHARE * n_ctx))
         seen = asked.without_oldest(self._n_dropped)
         if self._length(seen) <= n_ctx - room:
