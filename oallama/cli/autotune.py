@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -45,19 +45,17 @@ def measured(
     most_s: float = math.inf,
     refresh: bool = False,
     ends: str = "--no-gate skips it",
-    begun: Callable[[], None] = lambda: None,
 ) -> Tuning:
-    """Call `tune`; print a line before it measures, and its result. kinds: classes, None: the workload's class. ends:
-    how to end or skip it; begun: called when measuring starts."""
+    """Call `tune`; print a line before it measures, and its result or how to continue. kinds: classes, None: the
+    workload's class. ends: how to end or skip it."""
     from oallama.autotune.run import tune
     from oallama.tuned.store import read_result
 
+    shown: list[ProgressCallback] = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(busy("planning"))  # until there is a bar
-        shown: list[ProgressCallback] = []
 
-        def begin(result: TuneResult, seconds: float) -> None:
-            begun()
+        def begin(_result: TuneResult, seconds: float) -> None:
             log(
                 f"oallama: comparing plans with llama.cpp's options: about {minutes_text(seconds)}, once for this "
                 f"model, device and context ({ends})"
@@ -69,7 +67,11 @@ def measured(
             for bar in shown:
                 bar(doing, done, expect)
 
-        outcome = tune(placer, workload, kinds, progress, begin, budget_s, most_s, refresh)
+        try:
+            outcome = tune(placer, workload, kinds, progress, begin, budget_s, most_s, refresh)
+        except KeyboardInterrupt:
+            log(f"oallama: stopped; {tuning(placer, workload)} continues from here")
+            raise
     for kind in (outcome.kind,) if kinds is None else kinds:
         if (result := outcome.result.of(kind)) is not None:
             log(f"oallama: {result.sentence}")
@@ -101,17 +103,13 @@ def tune_after(placer: Placer, workload: Workload) -> None:
     fail the run; a signal ends the command."""
     from oallama.placer.tuned import in_tuned_context
 
-    begun: list[bool] = []
-    workload = in_tuned_context(placer, workload)
     try:
         log("oallama: tuning for the next run; press any key to stop and keep the results so far")
         with ended_by_key():
-            measured(placer, workload, most_s=LONGEST_S, ends="press any key to stop", begun=lambda: begun.append(True))
+            measured(placer, in_tuned_context(placer, workload), most_s=LONGEST_S, ends="press any key to stop")
     except KeyboardInterrupt:
         if asked_to_end():
             raise
-        kept = "the results so far are kept" if begun else "stopped"
-        log(f"oallama: {kept}; the next run or {tuning(placer, workload)} continues from here")
     except (OallamaError, OSError) as error:
         log(f"warning: tuning failed, so the next run also uses llama.cpp's placement: {error}")
 

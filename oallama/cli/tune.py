@@ -82,15 +82,7 @@ def command(
         log(f"oallama: planning again with the times of earlier runs: {corrected}")
     workload = in_tuned_context(placer, placer.workload(n_prompt or 1, 0, n_past=n_depth or 0))
     kinds = classes_in(workload.n_ctx) if n_prompt is None and n_depth is None else (class_of(workload),)
-    begun: list[bool] = []
-    try:
-        tuning = measured(
-            placer, workload, kinds, seconds, refresh=refresh_gate or bool(corrected),
-            ends="Ctrl-C stops and keeps the results so far", begun=lambda: begun.append(True),
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        if begun:
-            log("oallama: the results so far are kept; the same command continues from here")
-        raise
+    refresh, ends = refresh_gate or bool(corrected), "Ctrl-C stops and keeps the results so far"
+    tuning = measured(placer, workload, kinds, seconds, refresh=refresh, ends=ends)
     if as_json:
         emit_json({**tuning.result.document, "remembered": tuning.remembered})

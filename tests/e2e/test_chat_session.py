@@ -286,7 +286,7 @@ def test_a_run_on_a_terminal_answers_with_figures_and_then_measures_until_a_key_
         children = person.children()
         if ends == "a key":
             person.type("x")
-            person.wait("stopped; the next run or `oallama tune")
+            person.wait("stopped; `oallama tune")
         else:
             person.process.terminate()
         assert person.leave() == (0 if ends == "a key" else 143)
