@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oallama.cli import options as shared
 from oallama.cli.help import Command, Group, option
-from oallama.cli.options import (
-    PLACEMENT,
-    WORKLOAD,
-    gathered,
-    model_argument,
-    output_option,
-    profile_option,
-)
 from oallama.cli.output import busy, deliver, emit, json_text, show
 from oallama.cli.policy import PolicyName, PolicyOptions, note_unused, rules_options
 from oallama.cli.speculation import StepOptions, step_options
@@ -32,8 +25,8 @@ FORMATS = ("table", "json", "html")
 
 
 @click.command("affinity-report", cls=Command)
-@model_argument
-@gathered(*PLACEMENT, *WORKLOAD)
+@shared.model_argument
+@shared.gathered(*shared.PLACEMENT, *shared.WORKLOAD)
 @option(
     "--phase",
     type=click.Choice(["decode", "prefill", "mixed"]),
@@ -53,7 +46,7 @@ FORMATS = ("table", "json", "html")
 )
 @rules_options
 @step_options
-@profile_option
+@shared.profile_option
 @option(
     "--format",
     "form",
@@ -63,7 +56,7 @@ FORMATS = ("table", "json", "html")
 )
 @option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @option("--all", "every_row", is_flag=True, help="Print one line per operator.")
-@output_option("the report")
+@shared.output_option("the report")
 def command(
     model: str,
     options: Options,

@@ -11,24 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oallama.bench.rows import FORMATS
+from oallama.cli import options as shared
 from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import model_file
-from oallama.cli.options import (
-    CONTEXT,
-    PLACEMENT,
-    Function,
-    as_record,
-    count,
-    gate_option,
-    gathered,
-    model_argument,
-    option_field,
-    parsed,
-    profile_option,
-    refresh_gate_option,
-)
 from oallama.cli.output import check_result, emit, log, turn_bar, write_file
 from oallama.cli.policy import PolicyOptions, note_unused, rules_options
+from oallama.cli.records import Function, as_record, count, option_field, parsed
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.plugins import load_offered
@@ -199,7 +187,7 @@ request_options = as_record("requests", RequestOptions)
 
 @click.command("bench", cls=Command)
 @matrix_option
-@model_argument
+@shared.model_argument
 @option(
     "--arms", type=parsed(parse_names), metavar="A,B,…", group=Group.COMPARED, show_default="stock-best,auto",
     help="Policies, plans (*.json), stock-best, -fit, -ngl, -no-host, -ncmoe, -moe-cache, -cpu.\f "
@@ -216,17 +204,17 @@ request_options = as_record("requests", RequestOptions)
 )  # fmt: skip
 @request_options
 @result_options
-@gathered(*PLACEMENT, *CONTEXT)
+@shared.gathered(*shared.PLACEMENT, *shared.CONTEXT)
 @rules_options
-@profile_option
+@shared.profile_option
 @option(
     "--cpus", type=parsed(parse_cpus), metavar="LIST", group=Group.TIMED, advanced=True,
     help="Pin the arms to these CPUs, e.g. 0 or 0-3.",
 )  # fmt: skip
 @option("--reload", is_flag=True, group=Group.TIMED, advanced=True,
         help="Reload each arm for each turn; automatic if the arms do not fit together.")  # fmt: skip
-@gate_option
-@refresh_gate_option
+@shared.gate_option
+@shared.refresh_gate_option
 @option("--progress/--no-progress", default=None, advanced=True, show_default="on a terminal", help="Show progress.")
 def command(
     model: str,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import field, fields
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import click
@@ -13,38 +11,10 @@ from click.shell_completion import CompletionItem
 
 from oallama.cli.help import Group, option
 from oallama.cli.model_file import model_file
+from oallama.cli.records import Decorator, Function, as_record, count, parsed
 from oallama.core.options import CACHE_TYPES, Options, parse_sizes
 from oallama.core.units import parse_memory, parse_share
 from oallama.stores.hub_name import HubName, parse_hub_name
-
-Function = Callable[..., Any]
-Decorator = Callable[[Function], Function]
-
-
-def parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """A click type that calls `parse`; the message of its ValueError is shown."""
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, str):  # a default
-            return value
-        try:
-            return parse(value)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return convert
-
-
-def count(least: int, most: int = 2**31 - 1) -> Callable[[Any], Any]:
-    """A click type: a whole number from `least` to `most`."""
-
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"\s*-?[0-9]{1,10}\s*", text) or not least <= int(text) <= most:
-            raise ValueError(f"{text!r} is not a whole number from {least} to {most}")
-        return int(text)
-
-    return parsed(parse)
-
 
 SIZE = parsed(parse_memory)
 SHARE = parsed(parse_share)
@@ -54,45 +24,6 @@ CACHE_TYPE = click.Choice(tuple(CACHE_TYPES))
 def complete_file(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Make the shell complete file names."""
     return [CompletionItem(incomplete, type="file")]
-
-
-def given(**values: Any) -> dict[str, Any]:
-    """Drop values that are None."""
-    return {name: value for name, value in values.items() if value is not None}
-
-
-_DECLARED = "option"  # in the metadata of a record's field
-
-
-def option_field(*names: str, default: Any = None, **settings: Any) -> Any:
-    """Return a field of a record that an option of the command line sets. names: of the option; default: of both,
-    shown in the help."""
-    settings = {"default": default, "show_default": bool(default), **settings}
-    return field(default=default, metadata={_DECLARED: partial(option, *names, **settings)})
-
-
-def declared_options(record: type, *names: str) -> list[Decorator]:
-    """Return the options that fields of a record declare. names: of the fields; default: all."""
-    chosen = [each for each in fields(record) if _DECLARED in each.metadata and (not names or each.name in names)]
-    return [each.metadata[_DECLARED](each.name) for each in chosen]
-
-
-def as_record(name: str, record: type, *options: Decorator, make: Callable[..., Any] | None = None) -> Decorator:
-    """Add these options, by default those that the record's fields declare; the command gets them as `name`, a record
-    of this type with all parameters named like its fields. make: called instead of the type."""
-
-    def decorate(function: Function) -> Function:
-        @wraps(function)
-        def with_record(*args: Any, **values: Any) -> Any:
-            own = {field.name: values.pop(field.name) for field in fields(record) if field.name in values}
-            return function(*args, **{name: (make or record)(**own)}, **values)
-
-        decorated: Function = with_record
-        for decorate_with in reversed(options or declared_options(record)):
-            decorated = decorate_with(decorated)
-        return decorated
-
-    return decorate
 
 
 def gathered(*options: Decorator) -> Decorator:

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from oallama.cli import options as shared
 from oallama.cli.adapters import check_adapters, placer_beside_adapters
 from oallama.cli.autotune import at_once, measured
 from oallama.cli.help import Group, option, passed_options
-from oallama.cli.options import (
-    CONTEXT,
-    PLACEMENT,
-    Decorator,
-    as_record,
-    gate_option,
-    gathered,
-    late_option,
-    profile_option,
-    tune_option,
-)
 from oallama.cli.output import busy, log
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused, policy_options
+from oallama.cli.projector import NO_PICTURES, ProjectorOptions
+from oallama.cli.records import Decorator, as_record
 from oallama.cli.routing import counting
 from oallama.cli.signals import somebody_watches
 from oallama.cli.speculation import StepOptions, step_options
@@ -44,6 +36,17 @@ if TYPE_CHECKING:
     from oallama.run.engine import Engine
 
 NOTE = f"note: no model given; using the built-in story model ({FILE})"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A model and its plan. workload: the requested one. is_untuned: the plan is stock llama.cpp's own placement,
+    because no plan was measured yet."""
+
+    placer: Placer
+    plan: Plan
+    workload: Workload
+    is_untuned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +85,30 @@ class PlacementOptions:
         if self.plan_file is not None and n_depth is not None:
             raise UsageError("-d is for planning and cannot be combined with --plan")
 
-    def planned(self, model: str | None) -> tuple[Placer, Plan] | None:
-        """Return the plan of --plan and a placer for it, with the plan's model and device unless others are requested.
-        None without --plan. Raises as device_for_plan."""
+    def plan_for(
+        self,
+        model: str | None,
+        workload_for: Callable[[Placer], Workload],
+        pictures: ProjectorOptions = NO_PICTURES,
+    ) -> Planned:
+        """Plan a model, None: the plan's or the built-in one, for a workload. pictures: the projector to keep room for.
+        Raises as made_plan and device_for_plan."""
+        if self.plan_file is not None:
+            placer, plan = self._given_plan(model, self.plan_file)
+            return Planned(placer, plan, plan.workload, False)
+        placer = self.placer(model)
+        workload = workload_for(placer)
+        placer = pictures.with_room(placer, workload)
+        plan, is_untuned = self.made_plan(placer, workload)
+        return Planned(placer, plan, workload, is_untuned)
+
+    def _given_plan(self, model: str | None, plan_file: str) -> tuple[Placer, Plan]:
+        """Return the plan of --plan and a placer for it, with the plan's model and device unless others are
+        requested."""
         from oallama.placer import Placer
         from oallama.plan.plan import Plan
 
-        if self.plan_file is None:
-            return None
-        plan = Plan.load(self.plan_file)
+        plan = Plan.load(plan_file)
         note_planned(self.options)
         if self.policy.prefetch is not None:
             streaming = replace(plan.streaming or StreamSettings(), prefetch=self.policy.prefetch)
@@ -161,7 +179,7 @@ def cpu_plan(placer: Placer, workload: Workload) -> Plan:
     return placer.plan("cpu", workload=workload, measure=False)
 
 
-def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorator] = ()) -> Decorator:
+def placement_options(tune: Decorator = shared.tune_option, workload: Sequence[Decorator] = ()) -> Decorator:
     """Add the options of commands that run a model; the command gets `asked`, a PlacementOptions. tune: its --tune;
     workload: options of its own, shown among the others."""
     return as_record(
@@ -171,9 +189,9 @@ def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorato
                help="Use this plan from `oallama plan`."),
         policy_options,
         step_options,
-        gathered(*PLACEMENT, *workload, *CONTEXT, late_option),
-        profile_option,
-        gate_option,
+        shared.gathered(*shared.PLACEMENT, *workload, *shared.CONTEXT, shared.late_option),
+        shared.profile_option,
+        shared.gate_option,
         tune,
     )  # fmt: skip
 

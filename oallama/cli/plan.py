@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import click
 
+from oallama.cli import options as shared
 from oallama.cli.help import Command
-from oallama.cli.options import (
-    ATTENTION,
-    PLACEMENT,
-    WORKLOAD,
-    depth_option,
-    gathered,
-    json_option,
-    model_argument,
-    output_option,
-    profile_option,
-    ubatch_option,
-)
 from oallama.cli.output import busy, emit, emit_json, log, wrapped
 from oallama.cli.policy import PolicyOptions, note_unused, policy_options
 from oallama.cli.projector import ProjectorOptions, projector_options
@@ -25,15 +14,15 @@ from oallama.core.options import Options
 
 
 @click.command("plan", cls=Command)
-@model_argument
+@shared.model_argument
 @policy_options
-@gathered(*PLACEMENT, *WORKLOAD, ubatch_option, *ATTENTION)
-@depth_option
+@shared.gathered(*shared.PLACEMENT, *shared.WORKLOAD, shared.ubatch_option, *shared.ATTENTION)
+@shared.depth_option
 @step_options
-@profile_option
+@shared.profile_option
 @projector_options
-@json_option
-@output_option("the plan as JSON")
+@shared.json_option
+@shared.output_option("the plan as JSON")
 def command(
     model: str,
     policy: PolicyOptions,

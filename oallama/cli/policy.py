@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oallama.cli.help import Group
-from oallama.cli.options import as_record, count, declared_options, given, option_field
 from oallama.cli.output import log
+from oallama.cli.records import as_record, count, declared_options, option_field
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, Workload
@@ -96,7 +96,7 @@ class PolicyOptions:
     def rules(self) -> Rules:
         from oallama.planner.policies.registry import Rules
 
-        return Rules(self.affinity, self.fill, **given(prefetch=self.prefetch))
+        return Rules(self.affinity, self.fill, self.prefetch or "ahead")
 
     @property
     def has_rules(self) -> bool:

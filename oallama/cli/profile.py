@@ -7,8 +7,9 @@ import json
 import click
 
 from oallama.cli.help import Command, option
-from oallama.cli.options import device_option, gathered, json_option, model_argument, parsed, threads_option
+from oallama.cli.options import device_option, gathered, json_option, model_argument, threads_option
 from oallama.cli.output import busy, emit_json, log, show, write_file
+from oallama.cli.records import parsed
 from oallama.core.options import Options
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.help import Group
-from oallama.cli.options import as_record, option_field
+from oallama.cli.records import as_record, option_field
 from oallama.core.types import Attention
 from oallama.core.units import format_bytes
 
@@ -50,13 +50,10 @@ class ProjectorOptions:
         return keeping_free(placer, needed, limit, "the vision projector", "leave it on the CPU (--no-mmproj-offload)")
 
     def placed(self, plan: Plan, memory_kept: bool) -> PlacedProjector | None:
-        """Place the requested projector beside a plan; None if none is requested. memory_kept: as in place. Raises
-        ModelFileError."""
-        projector = self.read()
-        return None if projector is None else self.place(projector, plan, memory_kept)
-
-    def place(self, projector: Projector, plan: Plan, memory_kept: bool) -> PlacedProjector:
-        """Place a projector beside a plan. memory_kept: the plan was made with room for it."""
+        """Place the requested projector beside a plan; None if none is requested. memory_kept: the plan was made with
+        room for it. Raises ModelFileError."""
+        if (projector := self.read()) is None:
+            return None
         needed = projector.n_bytes((plan.attention or Attention()).flash_attn != "off")
         uses_device = plan.device != "none" and plan.memory.limit > 0 and not plan.memory.devices
         on_device = uses_device and (plan.memory.spare >= needed if self.offload is None else self.offload)
@@ -90,5 +87,7 @@ class PlacedProjector:
         """The plan with that note."""
         return replace(plan, notes=(*plan.notes, self.note))
 
+
+NO_PICTURES = ProjectorOptions()
 
 projector_options = as_record("pictures", ProjectorOptions)

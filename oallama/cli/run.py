@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +25,7 @@ from oallama.cli.output import (
 )
 from oallama.cli.placement_options import (
     PlacementOptions,
+    Planned,
     expected,
     keep_runs,
     loaded,
@@ -54,11 +55,7 @@ if TYPE_CHECKING:
 @option("-f", "--file", "prompt_file", type=click.Path(), metavar="FILE", group=Group.PROMPT, help="The prompt's file.")
 @length_option
 @placement_options()
-@answer_options(
-    "the prompt",
-    "Apply the model's chat template to the prompt, or continue it as plain text.",
-    "chat if the model has a template, except for the built-in model",
-)
+@answer_options
 @json_option
 def command(
     words: tuple[str, ...],
@@ -97,18 +94,18 @@ def command(
     sampling = answers.sampling.sampling()  # reports wrong options before waiting for stdin
     text = read_prompt(text, of_file=prompt_file is not None)
     with busy("planning"):
-        planned = plan_answer(asked, answers, None if model is None else model_file(model), text, n_gen)
+        planned, answered = plan_answer(asked, answers, None if model is None else model_file(model), text, n_gen)
     placer, plan = planned.placer, planned.plan
     shows = not as_json and is_terminal(sys.stderr)
     tell_plan(placer, plan, shows)
     drawn = {"stop": answers.sampling.stop, **asdict(sampling)}
-    with loaded(placer, plan, asked, answers, chats=planned.prompt.chats, once=True) as engine:
+    with loaded(placer, plan, asked, answers, chats=answered.chats, once=True) as engine:
         if as_json:
-            document = run_document(planned.prompt.generate(engine, n_gen, **drawn), engine, plan)
+            document = run_document(answered.generate(engine, n_gen, **drawn), engine, plan)
             document["seed"] = sampling.seed
             emit_json(document | ({"emulated": True} if placer.device.is_emulated else {}))
         else:
-            answer = write_stream(planned.prompt.stream(engine, n_gen, told_progress, write_thought, **drawn))
+            answer = write_stream(answered.stream(engine, n_gen, told_progress, write_thought, **drawn))
         if shows:
             tell_figures(placer, engine, answer, [] if sampling.temperature == 0 else [f"seed {sampling.seed}"])
         keep_runs(placer, engine)
@@ -129,35 +126,25 @@ def tell_plan(placer: Placer, plan: Plan, shows: bool) -> None:
         log(f"note: {fits_text(plan, placer.operators, placer.model.n_layer)}")
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedAnswer:
-    """A prompt and its plan. is_untuned: whether tuning may find a faster plan."""
-
-    placer: Placer
-    plan: Plan
-    prompt: Prompt
-    workload: Workload
-    is_untuned: bool
-
-
 def plan_answer(
     asked: PlacementOptions, answers: AnswerOptions, model: str | None, text: str, n_gen: int | None
-) -> PlannedAnswer:
+) -> tuple[Planned, Prompt]:
     """Plan for the prompt's number of tokens. Raises UsageError for a prompt that does not fit the context."""
-    if (given_plan := asked.planned(model)) is not None:
-        placer, plan = given_plan
+
+    def workload_for(placer: Placer) -> Workload:
         prompt = prompt_for(placer.model, text, answers.chat, answers.system)
-        likely_tokens(placer.model.path, prompt, placer.options.n_ctx or plan.workload.n_ctx)
-        return PlannedAnswer(placer, plan, prompt, plan.workload, is_untuned=False)
-    placer = asked.placer(model)
-    prompt = prompt_for(placer.model, text, answers.chat, answers.system)
-    most = prompt.most(n_gen)
-    n_answer = likely_answer(placer, len(text.encode())) if most == WITHOUT_END else most
-    least = placer.workload(1, 0).n_ctx
-    n_prompt = likely_tokens(placer.model.path, prompt, placer.options.n_ctx, n_answer, least)
-    workload = run_workload(placer, n_prompt, n_answer)
-    plan, is_untuned = asked.made_plan(placer, workload)
-    return PlannedAnswer(placer, plan, prompt, workload, is_untuned)
+        most = prompt.most(n_gen)
+        n_answer = likely_answer(placer, len(text.encode())) if most == WITHOUT_END else most
+        least = placer.workload(1, 0).n_ctx
+        n_prompt = likely_tokens(placer.model.path, prompt, placer.options.n_ctx, n_answer, least)
+        return run_workload(placer, n_prompt, n_answer)
+
+    planned = asked.plan_for(model, workload_for)
+    model_info = planned.placer.model
+    prompt = prompt_for(model_info, text, answers.chat, answers.system)
+    if asked.plan_file is not None:  # check that the prompt fits
+        likely_tokens(model_info.path, prompt, planned.placer.options.n_ctx or planned.plan.workload.n_ctx)
+    return planned, prompt
 
 
 def likely_answer(placer: Placer, prompt_bytes: int) -> int:

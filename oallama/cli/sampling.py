@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.help import Group, option
-from oallama.cli.options import Decorator, as_record, count, option_field, parsed
 from oallama.cli.prompt import text_of_file
+from oallama.cli.records import as_record, count, declared_options, option_field, parsed
 from oallama.cli.routing import count_experts_option
 from oallama.core.errors import UsageError
 from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END
@@ -94,21 +94,16 @@ sampling_options = as_record("sampling", SamplingOptions)
 class AnswerOptions:
     """system: the system prompt; chat: whether to use the model's chat template, None: if the model has one."""
 
-    system: str | None
     sampling: SamplingOptions
-    chat: bool | None
     count_experts: bool
+    system: str | None = option_field("-sys", "--system", "--system-prompt", metavar="TEXT", group=Group.PROMPT,
+        help="System prompt.\f It needs a chat template.")  # fmt: skip
+    chat: bool | None = option_field("--chat/--no-chat", group=Group.SAMPLING, advanced=True,
+        help="Apply the model's chat template, or continue the text.",
+        show_default="chat if the model has a template; run: except for the built-in model")  # fmt: skip
 
 
-def answer_options(precedes: str, chat_help: str, chat_default: str) -> Decorator:
-    """The command gets `answers`, an AnswerOptions. precedes: what the system prompt comes before."""
-    return as_record(
-        "answers",
-        AnswerOptions,
-        option("-sys", "--system", "--system-prompt", "system", metavar="TEXT", group=Group.PROMPT,
-               help=f"System prompt, before {precedes}.\f It needs a chat template."),
-        sampling_options,
-        option("--chat/--no-chat", default=None, group=Group.SAMPLING, advanced=True, help=chat_help,
-               show_default=chat_default),
-        count_experts_option,
-    )  # fmt: skip
+answer_options = as_record(
+    "answers", AnswerOptions, sampling_options, *declared_options(AnswerOptions), count_experts_option
+)
+"""The command gets `answers`, an AnswerOptions."""

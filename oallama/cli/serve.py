@@ -5,29 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from oallama.cli import options as shared
 from oallama.cli.help import Group, ServerCommand, option, passed_options
-from oallama.cli.options import (
-    as_record,
-    count,
-    depth_option,
-    model_argument,
-    n_gen_option,
-    n_prompt_option,
-    option_field,
-    parsed,
-)
 from oallama.cli.output import busy, log
 from oallama.cli.placement_options import PlacementOptions, expected, placement_options
 from oallama.cli.projector import ProjectorOptions, projector_options
+from oallama.cli.records import as_record, count, option_field, parsed
 from oallama.cli.routing import count_experts_option
 from oallama.core.errors import UsageError
 from oallama.run.program import PROGRAM_VARIABLE
+
+if TYPE_CHECKING:
+    from oallama.core.types import Workload
+    from oallama.placer import Placer
 
 KEY_VARIABLE = "OALLAMA_API_KEY"
 POOLINGS = ("model", "mean", "cls", "last", "none")
@@ -78,13 +75,13 @@ server_options = as_record("server", ServerOptions)
 
 
 @click.command("serve", cls=ServerCommand)
-@model_argument
+@shared.model_argument
 @server_options
 @placement_options(
     option("--tune", type=click.Choice(["before", "never"]), default="never", show_default=True,
            metavar="before|never", group=Group.PLACEMENT, help="When to find the fastest plan.\f before: before "
            "serving; never: serve an untuned model with llama.cpp's own placement."),
-    (n_prompt_option, n_gen_option, depth_option),
+    (shared.n_prompt_option, shared.n_gen_option, shared.depth_option),
 )  # fmt: skip
 @projector_options
 @count_experts_option
@@ -114,11 +111,17 @@ def command(
     asked = asked.expecting(server.n_parallel)
     if server.port and server.port == server.placement_port:
         raise UsageError(f"--port and --placement-port are both {server.port}; give two ports")
-    from oallama.cli.served import PlacementRequest, served_model
+    from oallama.cli.served import served_model
     from oallama.report.placement_page import request_tokens
     from oallama.run.address import reserved_address
     from oallama.run.program import ServerSettings, find_program
     from oallama.serve.server import Placements, serve
+
+    embeds = server.pooling != "none"
+
+    def workload_for(placer: Placer) -> Workload:
+        workload = placer.workload(n_prompt, n_gen, n_past=n_depth or 0)
+        return replace(workload, n_outputs=0) if embeds else workload
 
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(reserved_address(server.host, server.port, server.api_key))
@@ -126,13 +129,7 @@ def command(
             stack.enter_context(reserved_address("127.0.0.1", server.placement_port, None, "--placement-port"))
         found = find_program(server.program)
         with busy("planning"):
-            served = stack.enter_context(
-                served_model(
-                    PlacementRequest(
-                        model, asked, pictures, n_prompt, n_gen, n_depth or 0, count_experts, server.pooling != "none"
-                    )
-                )
-            )
+            served = stack.enter_context(served_model(model, asked, workload_for, pictures, embeds, count_experts))
         placer = served.placer
         settings = ServerSettings(
             address, server.n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,

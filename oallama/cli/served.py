@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,68 +33,54 @@ if TYPE_CHECKING:
     from oallama.run.process import Launch
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementRequest:
-    """The placement options of `oallama serve`. embeds: whether to offer embeddings if there is room."""
-
-    model: str
-    placement: PlacementOptions
-    pictures: ProjectorOptions
-    n_prompt: int
-    n_gen: int
-    n_past: int
-    count_experts: bool
-    embeds: bool
-
-    def workload(self, placer: Placer) -> Workload:
-        workload = placer.workload(self.n_prompt, self.n_gen, n_past=self.n_past)
-        return replace(workload, n_outputs=0) if self.embeds else workload
-
-
 @contextlib.contextmanager
-def served_model(request: PlacementRequest) -> Iterator[ServedModel]:
-    """Yield the placements for the block; store counted uses of experts at its end. Raises UsageError for counting
-    experts of a model without experts, and as reading, planning and measuring."""
-    asked = request.placement
-    if (given := asked.planned(request.model)) is not None:
-        placer, plan = given
+def served_model(
+    model: str,
+    asked: PlacementOptions,
+    workload_for: Callable[[Placer], Workload],
+    pictures: ProjectorOptions,
+    embeds: bool,
+    count_experts: bool,
+) -> Iterator[ServedModel]:
+    """Yield the placements for the block; store counted uses of experts at its end. embeds: whether to offer embeddings
+    if there is room; workload_for then reserves it. Raises UsageError for counting experts of a model without experts,
+    and as reading, planning and measuring."""
+    planned = asked.plan_for(model, workload_for, pictures)
+    placer, plan = planned.placer, planned.plan
+    if asked.plan_file is not None:
         plan.check(placer.model, placer.operators)
-        plan, reason = placer.as_asked(plan), f"using the plan {asked.plan_file}, policy {plan.policy}"
-    else:
-        placer = asked.placer(request.model)
-        workload = request.workload(placer)
-        placer = request.pictures.with_room(placer, workload)
-        plan, is_unknown = asked.made_plan(placer, workload)
-        reason = tuning_gain(placer, workload, plan) if is_unknown else _reason(placer, asked, plan)
+        plan = placer.as_asked(plan)
+    reason = tuning_gain(placer, planned.workload, plan) if planned.is_untuned else _reason(placer, asked, plan)
     served = _timed(placer, plan, reason)
     placer = placer.on_devices_of(served.plan)
-    if request.embeds:
+    if embeds:
         served = _embedding(placer, served)
     served = replace(served, plan=with_repeated_drafts(placer, served.plan))
-    with counting(placer, request.count_experts) as count:
-        yield ServedModel(request, placer, served, count)
+    with counting(placer, count_experts) as count:
+        yield ServedModel(placer, served, pictures, asked.plan_file is None, count)
 
 
 class ServedModel:
     """wanted: the requested placement. fallback: the one after the loss of the device, or of the RPC server beside it;
     None without a device.
 
-    count: gets the uses of experts; None: not counted.
+    memory_kept: the plan was made now, with room for the requested projector. count: gets the uses of experts; None:
+    not counted.
     """
 
     def __init__(
         self,
-        request: PlacementRequest,
         placer: Placer,
         served: Served,
+        pictures: ProjectorOptions,
+        memory_kept: bool,
         count: Callable[[ExpertCounts], None] | None,
     ) -> None:
-        self.placer, self._request, self._count = placer, request, count
+        self.placer, self._pictures, self._memory_kept, self._count = placer, pictures, memory_kept, count
         self._device = str(placer.found_device)
-        self._projector = request.pictures.read()
         self.wanted = self._completed(served, self._device)
         self.fallback = self._without_server() or self._without_device()
-        if self._projector is not None:
+        if pictures.mmproj is not None:
             log(f"note: {self.wanted.plan.notes[-1]}")
 
     def _without_server(self) -> Served | None:
@@ -127,9 +113,8 @@ class ServedModel:
         """Return the command that starts llama-server with a placement. settings: without a projector; cache_mib None:
         as much as the host has left."""
         n_beside = 0  # bytes of the host
-        if self._projector is not None:
-            placed = self._request.pictures.place(self._projector, served.plan, self._has_room)
-            settings = replace(settings, projector=self._projector.path, projector_on_device=placed.on_device)
+        if (placed := self._pictures.placed(served.plan, self._memory_kept)) is not None:
+            settings = replace(settings, projector=placed.projector.path, projector_on_device=placed.on_device)
             n_beside = 0 if placed.on_device else placed.n_bytes
         if settings.cache_mib is None:
             settings = replace(settings, cache_mib=self._cache_mib(served, n_beside))
@@ -159,22 +144,14 @@ class ServedModel:
         """Whether llama-server has the memory for embeddings."""
         return self.wanted.plan.workload.n_outputs == 0
 
-    @property
-    def _has_room(self) -> bool:
-        """Whether the plan was made now, with room for the requested projector."""
-        return self._request.placement.plan_file is None
-
     def _completed(self, served: Served, device: str) -> Served:
         """Name the device as llama-server does, `none` if the plan does not use it, choose layouts that the CPU has,
         and add a note of the projector."""
         plan, warnings = served_plan(served.plan, self.placer.operators, device, self._count is not None)
         for warning in warnings:
             log(f"warning: {warning}")
-        served = replace(served, plan=plan)
-        if self._projector is None:
-            return served
-        placed = self._request.pictures.place(self._projector, served.plan, self._has_room)
-        return replace(served, plan=placed.noted(served.plan))
+        placed = self._pictures.placed(plan, self._memory_kept)
+        return replace(served, plan=plan if placed is None else placed.noted(plan))
 
     def _cache_mib(self, served: Served, n_beside: int) -> int | None:
         """Return the MiB of prompts that llama-server may cache, with the model and n_beside bytes in memory; None if
@@ -201,6 +178,8 @@ def _embedding(placer: Placer, served: Served) -> Served:
 
 def _reason(placer: Placer, options: PlacementOptions, plan: Plan) -> str:
     """The placement in use, and why, as a sentence."""
+    if options.plan_file is not None:
+        return f"using the plan {options.plan_file}, policy {plan.policy}"
     if options.policy.keeps_to_cpu(placer):
         found_none = options.policy.uses_device and placer.options.device in (None, "auto")
         return "no GPU found: running on the CPU" if found_none else "running on the CPU, as requested"

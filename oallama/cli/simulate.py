@@ -8,24 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oallama.cli import options as shared
 from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import model_file
-from oallama.cli.options import (
-    PLACEMENT,
-    as_record,
-    complete_file,
-    context_option,
-    count,
-    declared_options,
-    depth_option,
-    gathered,
-    json_option,
-    model_option,
-    output_option,
-    profile_option,
-)
 from oallama.cli.output import busy, deliver, emit_json, json_text, show
 from oallama.cli.policy import PolicyOptions
+from oallama.cli.records import as_record, count, declared_options
 from oallama.core.errors import UsageError
 from oallama.device.machines import MACHINES, machine_of
 from oallama.device.spec import device_for_plan
@@ -39,8 +27,8 @@ if TYPE_CHECKING:
 
 
 @click.command("simulate", cls=Command)
-@click.argument("files", nargs=-1, metavar="MODEL|PLAN.json...", shell_complete=complete_file)
-@model_option
+@click.argument("files", nargs=-1, metavar="MODEL|PLAN.json...", shell_complete=shared.complete_file)
+@shared.model_option
 @option(
     "--machine", metavar="NAME|FILE.json", group=Group.DEVICE, show_default="this machine, as measured",
     help=f"{', '.join(MACHINES)}, or a file.\f The machine need not be present; docs/what-if.md says what a file "
@@ -55,11 +43,11 @@ if TYPE_CHECKING:
     "-n", "--n-gen", type=count(0), metavar="N_GEN", group=Group.WORKLOAD, show_default="the plan's, else 128",
     help="Tokens to generate.",
 )  # fmt: skip
-@depth_option
-@gathered(*PLACEMENT, context_option)
-@profile_option
-@json_option
-@output_option("a JSON trace for ui.perfetto.dev")
+@shared.depth_option
+@shared.gathered(*shared.PLACEMENT, shared.context_option)
+@shared.profile_option
+@shared.json_option
+@shared.output_option("a JSON trace for ui.perfetto.dev")
 def command(
     files: tuple[str, ...],
     model_option: str | None,

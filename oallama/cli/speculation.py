@@ -10,8 +10,8 @@ import click
 
 from oallama.cli.help import Group
 from oallama.cli.model_file import model_file
-from oallama.cli.options import as_record, count, declared_options, option_field
 from oallama.cli.output import log
+from oallama.cli.records import as_record, count, declared_options, option_field
 from oallama.core.errors import UsageError
 from oallama.core.types import NGRAM, DecodeStep, Workload
 

@@ -4,43 +4,33 @@ from __future__ import annotations
 
 import click
 
+from oallama.cli import options as shared
 from oallama.cli.autotune import measured
 from oallama.cli.help import Command, Group, option
-from oallama.cli.options import (
-    CONTEXT,
-    PLACEMENT,
-    count,
-    depth_option,
-    gathered,
-    json_option,
-    late_option,
-    model_argument,
-    profile_option,
-    refresh_gate_option,
-)
 from oallama.cli.output import busy, emit_json, log
+from oallama.cli.records import count
 from oallama.cli.speculation import StepOptions, draft_options
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 
 
 @click.command("tune", cls=Command)
-@model_argument
-@gathered(*PLACEMENT, *CONTEXT, late_option)
+@shared.model_argument
+@shared.gathered(*shared.PLACEMENT, *shared.CONTEXT, shared.late_option)
 @option(
     "-p", "--n-prompt", type=count(1), metavar="N_PROMPT", group=Group.WORKLOAD, show_default="all classes",
     help="Tune only for prompts of this length.\f With -d: after a history.",
 )  # fmt: skip
-@depth_option
+@shared.depth_option
 @draft_options
-@profile_option
+@shared.profile_option
 @option(
     "--time", "seconds", type=count(1, 86_400), metavar="SECONDS", show_default="until a result is clear",
     group=Group.PLACEMENT,
     help="Time limit for comparing plans.\f Timing the machine is extra.",
 )  # fmt: skip
-@refresh_gate_option
-@json_option
+@shared.refresh_gate_option
+@shared.json_option
 def command(
     model: str,
     options: Options,

@@ -9,24 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oallama.cli import options as shared
 from oallama.cli.autotune import tell_doubt
 from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import is_file, model_file, unknown_model
-from oallama.cli.options import (
-    SIZE,
-    WORKLOAD,
-    count,
-    gathered,
-    given,
-    json_option,
-    model_argument,
-    parsed,
-    profile_option,
-    threads_option,
-    vram_fill_option,
-)
-from oallama.cli.output import busy, emit_json, log, show
+from oallama.cli.output import busy, each_awaited, emit_json, log, show
 from oallama.cli.policy import PolicyName
+from oallama.cli.records import count, parsed
 from oallama.cli.speculation import parallel_option
 from oallama.core.errors import UsageError
 from oallama.core.text import suggestion
@@ -92,7 +81,7 @@ def file_or_shape(word: str) -> str:
 
 
 @click.command("what-if", cls=Command)
-@partial(model_argument, file_of=file_or_shape)
+@partial(shared.model_argument, file_of=file_or_shape)
 @option(
     "--gpu", "rows", type=parsed(parse_cards), metavar="CARD,…", group=Group.DEVICE,
     show_default="12 common cards",
@@ -100,7 +89,7 @@ def file_or_shape(word: str) -> str:
     f"{', '.join(CARDS)}.",
 )  # fmt: skip
 @option(
-    "--vram", "memory_bytes", type=SIZE, metavar="SIZE", group=Group.DEVICE, show_default="each card's",
+    "--vram", "memory_bytes", type=shared.SIZE, metavar="SIZE", group=Group.DEVICE, show_default="each card's",
     help="Device memory of the cards, e.g. 6GiB.",
 )  # fmt: skip
 @option("--cores", type=count(1, 1024), metavar="N", group=Group.DEVICE,
@@ -108,20 +97,18 @@ def file_or_shape(word: str) -> str:
         "defaults to a usual PC's.")  # fmt: skip
 @option("--ram-speed", "ram_speed", type=parsed(parse_rate), metavar="GB/s", group=Group.DEVICE,
         help="Memory bandwidth of that PC: 40 (DDR4), 60 (DDR5).")  # fmt: skip
-@option(
-    "--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT, advanced=True, show_default="auto",
-    help="Policy to compare with stock llama.cpp.",
-)  # fmt: skip
-@gathered(*WORKLOAD, parallel_option, vram_fill_option, threads_option)
-@profile_option
-@json_option
+@option("--policy", type=PolicyName(), default="auto", show_default=True, metavar="POLICY", group=Group.PLACEMENT,
+        advanced=True, help="Policy to compare with stock llama.cpp.")  # fmt: skip
+@shared.gathered(*shared.WORKLOAD, parallel_option, shared.vram_fill_option, shared.threads_option)
+@shared.profile_option
+@shared.json_option
 def command(
     model: str,
     rows: tuple[tuple[Card, ...], ...] | None,
     memory_bytes: int | None,
     cores: int | None,
     ram_speed: float | None,
-    policy: str | None,
+    policy: str,
     options: Options,
     n_prompt: int,
     n_gen: int,
@@ -157,14 +144,14 @@ def command(
         placer = placer_on(host, model, replace(options, device="none"), profile, no_alloc_loader)
         workload = placer.workload(n_prompt, n_gen, n_parallel=expected or 1)
         with busy("predicting"):
-            alone, by_cards = alone_and_beside(placer, _cards(rows, memory_bytes), workload, **given(policy=policy))
-            predicted = list(by_cards)
+            alone, by_cards = alone_and_beside(placer, _cards(rows, memory_bytes), workload, policy)
+        predicted = list(each_awaited(by_cards, "predicting"))
     tell_doubt(placer)
     if as_json:
         model_told = replace(placer.model, path=click.get_current_context().meta.get(SHAPE, placer.model.path))
         emit_json(what_if_document(model_told, workload, alone, predicted, host))
     else:
-        show([what_if_table(placer.model, workload, alone, predicted, policy or "auto", host)])
+        show([what_if_table(placer.model, workload, alone, predicted, policy, host)])
 
 
 def _cards(rows: tuple[tuple[Card, ...], ...] | None, memory_bytes: int | None) -> tuple[tuple[Card, ...], ...]:

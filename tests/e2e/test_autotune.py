@@ -152,7 +152,7 @@ def test_run_chat_and_serve_use_the_plan_that_won_for_their_class_to_the_byte(
     answers: Any = SimpleNamespace(chat=False, system=None)
     with click.Context(click.Command("run")):
         for n_words, kind in ((5, QUESTION), (50, QUESTION), (150, PAGE)):
-            planned = plan_answer(asked, answers, str(two_layers), n_words * "word ", 16)
+            planned, _ = plan_answer(asked, answers, str(two_layers), n_words * "word ", 16)
             assert planned.plan.to_json() == found.plan(found[kind].plan).to_json() and not planned.is_untuned
         on = asked.placer(str(two_layers))
         for workload, kind in ((chat_workload(on), QUESTION), (on.workload(512, 128), PAGE)):

@@ -15,10 +15,8 @@ from processes import ROOT
 from rpc_server import RpcServer
 
 from ggml_bridge.child import run_in_child
-from oallama.cli.placement_options import PlacementOptions
-from oallama.cli.policy import PolicyOptions
 from oallama.cli.projector import ProjectorOptions
-from oallama.cli.served import PlacementRequest, ServedModel
+from oallama.cli.served import ServedModel
 from oallama.core.units import KIB, MIB
 from oallama.placer import Given, Placer
 from oallama.plan.plan import Plan
@@ -84,11 +82,8 @@ def test_a_plan_gives_it_whole_layers_behind_the_cards_and_serve_goes_on_without
     assert all(row.gg == 1 and row.device == 1 for row in last)
     assert_stocks_logits(plan, placer)
 
-    asked = PlacementOptions(None, PolicyOptions(), placer.options, None, gate=False, tune="off")
-    request = PlacementRequest(
-        str(path), asked, ProjectorOptions(None, None), 64, 64, 0, count_experts=False, embeds=False
-    )
-    model = ServedModel(request, placer, Served(placer.model, placer.operators, plan, "as asked"), None)
+    served = Served(placer.model, placer.operators, plan, "as asked")
+    model = ServedModel(placer, served, ProjectorOptions(), True, None)
     settings = ServerSettings(Address("127.0.0.1", 8080), 1, 1, None, "large", None)
     program = Path("llama-server")
     wanted = model.launch(model.wanted, tmp_path, program, settings)

@@ -66,11 +66,12 @@ def test_a_plan_says_where_it_is_and_why(tmp_path, spare, side):
     record = records.served().plan
     plan = replace(record, memory=replace(record.memory, spare=spare))
     asked = ProjectorOptions(str(write_projector(tmp_path / "mmproj.gguf")), None)
-    placed = asked.place(asked.read(), plan, memory_kept=False)
+    placed = asked.placed(plan, memory_kept=False)
+    assert placed is not None
     assert placed.on_device == (spare == MIB) and placed.note.endswith(side)
     assert "to encode a picture of 56 x 56," in placed.note
     assert placed.noted(plan).notes == (*record.notes, placed.note)
-    assert not asked.place(asked.read(), records.on_cpu(records.served()).plan, False).on_device
+    assert not asked.placed(records.on_cpu(records.served()).plan, False).on_device
 
 
 def test_plan_writes_where_it_lies(tmp_path):

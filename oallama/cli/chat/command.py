@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.autotune import tuning_gain
+from oallama.cli.chat.settings import ChatSettings, verbose_option
 from oallama.cli.help import Group, ServerCommand, option
 from oallama.cli.options import depth_option, model_argument
 from oallama.cli.output import busy, log
@@ -19,7 +20,7 @@ from oallama.cli.placement_options import (
     placement_options,
     run_workload,
 )
-from oallama.cli.projector import ProjectorOptions, projector_options
+from oallama.cli.projector import NO_PICTURES, ProjectorOptions, projector_options
 from oallama.cli.sampling import AnswerOptions, answer_options, length_option
 from oallama.report.text import model_title
 from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END
@@ -47,12 +48,8 @@ CONTEXT_TOKENS = 4096  # context by default, or the model's trained context if s
 )  # fmt: skip
 @depth_option
 @projector_options
-@answer_options(
-    "the conversation",
-    "Apply the model's chat template, or continue the messages as one plain text.",
-    "chat if the model has a template",
-)
-@option("--verbose", is_flag=True, help="Show tokens/s after each answer.\f Also show the predicted speed.")
+@answer_options
+@verbose_option
 def command(
     model: str | None,
     n_gen: int | None,
@@ -85,27 +82,24 @@ def start(
     answers: AnswerOptions,
     verbose: bool = False,
     n_past: int = 0,
-    pictures: ProjectorOptions = ProjectorOptions(),  # noqa: B008
+    pictures: ProjectorOptions = NO_PICTURES,
 ) -> None:
     """Load the model and chat until the user leaves. model None: the built-in one, or the plan's. n_gen None: until the
     model ends its answer, or DEFAULT_TOKENS tokens where it continues text."""
     from oallama.cli.chat.loop import converse, reader_of_stdin
     from oallama.cli.chat.session import ChatSession
-    from oallama.cli.chat.settings import ChatSettings
     from oallama.run.conversation import Conversation
 
     chat, system = answers.chat, answers.system
+
+    def workload_for(placer: Placer) -> Workload:
+        uses_template(placer.model, chat, system)  # reports wrong options before planning
+        return chat_workload(placer, n_past)
+
     with busy("planning"):
-        if (found := asked.planned(model)) is not None:
-            placer, plan = found
-            chats = uses_template(placer.model, chat, system)
-            workload, unknown = plan.workload, False
-        else:
-            placer = asked.placer(model)
-            chats = uses_template(placer.model, chat, system)
-            workload = chat_workload(placer, n_past)
-            placer = pictures.with_room(placer, workload)
-            plan, unknown = asked.made_plan(placer, workload)
+        planned = asked.plan_for(model, workload_for, pictures)
+    placer, plan = planned.placer, planned.plan
+    chats = uses_template(placer.model, chat, system)
     placed = pictures.placed(plan, asked.plan_file is None)
     if placed is not None:
         log(f"note: {placed.note}")
@@ -117,8 +111,8 @@ def start(
         session = ChatSession(placer, engine, chats, Conversation(system or None), settings, placed is not None)
         if reader.interactive:
             log(welcome(session))
-            if unknown:
-                log(f"oallama: {tuning_gain(placer, workload, plan)}")
+            if planned.is_untuned:
+                log(f"oallama: {tuning_gain(placer, planned.workload, plan)}")
         try:
             converse(session, reader)
         finally:
