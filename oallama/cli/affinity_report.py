@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,9 @@ import click
 
 from oallama.cli import options as shared
 from oallama.cli.help import Command, Group, option
-from oallama.cli.output import busy, deliver, emit, json_text, show
+from oallama.cli.output import busy, deliver, emit_json, json_text, tables_text
 from oallama.cli.policy import PolicyName, PolicyOptions, note_unused, rules_options
-from oallama.cli.speculation import StepOptions, step_options
+from oallama.cli.speculation import StepOptions, parallel_option
 
 if TYPE_CHECKING:
     from oallama.core.options import Options
@@ -45,7 +46,7 @@ FORMATS = ("table", "json", "html")
     "streams; auto: before any measurement against stock llama.cpp. Default: OATO's search for the phase.",
 )
 @rules_options
-@step_options
+@parallel_option
 @shared.profile_option
 @option(
     "--format",
@@ -64,7 +65,7 @@ def command(
     n_gen: int,
     phase: Any,
     policy: PolicyOptions,
-    step: StepOptions,
+    expected: int | None,
     profile: str | None,
     form: str | None,
     as_json: bool,
@@ -85,38 +86,28 @@ def command(
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json cannot be combined with --format {form}", click.get_current_context())
     from oallama.placer import Placer
+    from oallama.report.operators import report_document
 
-    chosen = form or format_of(output)
-    if as_json and chosen == "table":
-        chosen = "json"
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)
-    workload = step.workload(placer.workload(n_prompt, n_gen))
-    placer.drafter = step.drafter(placer)
     with busy("planning"):
-        report = made_report(placer, workload, phase, policy, step)
-    if as_json and output is not None:
-        emit(render(report, "json", every_row))
-    if chosen == "table" and output is None:
-        from oallama.report.operators import report_tables
-
-        show(report_tables(report, every_row))
-        return
-    deliver(render(report, chosen, every_row), output)
+        report = report_of(placer, placer.workload(n_prompt, n_gen), phase, policy, expected)
+    if as_json:
+        emit_json(report_document(report))
+    if output is not None or not as_json:
+        deliver(render(report, form or format_of(output), every_row, output is None), output)
 
 
-def made_report(
-    placer: Placer, workload: Workload, phase: Phase, policy: PolicyOptions, step: StepOptions
+def report_of(
+    placer: Placer, workload: Workload, phase: Phase, policy: PolicyOptions, expected: int | None
 ) -> AffinityReport:
-    """Return the report of the requested plan, else of OATO's search and the plan that `oallama run` uses."""
+    """Return the report of the requested plan, else of OATO's search and the plan that `oallama run` uses. expected:
+    requests in flight."""
     from oallama.placer.report import plan_report, report_over, search_report, with_more_requests, with_run
     from oallama.report.operators import RunPlan
 
-    def planned(workload: Workload) -> Plan:
-        return step.plan(placer, workload, policy.plan)
-
-    has_step = step != StepOptions()
-    plan = planned(workload) if policy.policy is not None or has_step else None
+    workload = StepOptions(expected=expected).workload(workload)
+    plan = policy.plan(placer, workload) if policy.policy is not None or expected is not None else None
     if placer.members:
         if plan is not None:
             return report_over(placer, plan, workload, phase)
@@ -126,15 +117,15 @@ def made_report(
         report = search_report(placer, phase, workload.n_prompt, workload.n_gen, policy.affinity, policy.fill)
     else:
         report = plan_report(placer, plan, workload, phase)
-    if step.expected is not None:
-        report = with_more_requests(placer, report, workload, planned)
-    return with_run(placer, report, *plan_of_run(placer, workload, plan if has_step else None))
+    if expected is not None:
+        report = with_more_requests(placer, report, workload, partial(policy.plan, placer))
+    return with_run(placer, report, *plan_of_run(placer, workload, plan if expected is not None else None))
 
 
 def plan_of_run(placer: Placer, workload: Workload, new_plan: Plan | None = None) -> tuple[Plan, bool]:
     """Return the plan that `oallama run` uses for such a prompt, and whether it was measured; without a measured plan,
-    the plan of policy auto, which tuning would measure. new_plan: a plan with drafts, or for several requests, used if
-    no plan was measured."""
+    the plan of policy auto, which tuning would measure. new_plan: a plan for several requests, used if no plan was
+    measured."""
     from oallama.placer.tuned import in_tuned_context, tuned_plan
 
     if not placer.has_device:
@@ -149,13 +140,12 @@ def format_of(output: str | None) -> str:
     return suffix if suffix in FORMATS else "table"
 
 
-def render(report: AffinityReport, form: str, every_row: bool) -> str:
-    from oallama.report import operators, table
+def render(report: AffinityReport, form: str, every_row: bool, on_stdout: bool) -> str:
+    from oallama.report.html import affinity_html
+    from oallama.report.operators import report_document, report_tables
 
     if form == "json":
-        return json_text(operators.report_document(report))
+        return json_text(report_document(report))
     if form == "html":
-        from oallama.report.html import affinity_html
-
         return affinity_html(report)
-    return "\n".join(table.plain(t) for t in operators.report_tables(report, every_row))
+    return tables_text(report_tables(report, every_row), coloured=on_stdout)

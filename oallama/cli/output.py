@@ -69,10 +69,15 @@ def drop(stream: IO[str]) -> None:
 
 def show(tables: Iterable[Table]) -> None:
     """Write tables to stdout, in colour on a terminal."""
+    emit(tables_text(tables, coloured=True))
+
+
+def tables_text(tables: Iterable[Table], coloured: bool) -> str:
+    """Return tables as text; coloured: if stdout is a terminal."""
     from oallama.report.table import plain
 
-    on_terminal = is_terminal(sys.stdout)
-    emit("\n".join(plain(t, _table_style) if on_terminal else plain(t) for t in tables))
+    coloured = coloured and is_terminal(sys.stdout)
+    return "\n".join(plain(t, _table_style) if coloured else plain(t) for t in tables)
 
 
 def _table_style(text: str, is_heading: bool) -> str:
