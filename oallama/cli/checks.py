@@ -5,7 +5,6 @@ Native code runs in a child process (`python -m oallama.cli.checks`), so that a 
 
 from __future__ import annotations
 
-import importlib
 import platform
 import tempfile
 import time
@@ -17,7 +16,6 @@ from oallama.core.errors import BridgeError, DeviceError, OallamaError
 from oallama.core.types import Operator
 from oallama.core.units import format_bytes
 
-REQUIRED = ("cffi", "click", "gguf", "huggingface_hub", "jinja2", "numpy", "prompt_toolkit", "psutil", "tqdm")
 TIMEOUT_S = 240.0
 WORST_NMSE = 1e-3  # bound between CPU and device with quantised weights: far above rounding, far below a wrong kernel
 TOKENS = 16
@@ -58,18 +56,6 @@ def outcomes() -> Iterator[CheckOutcome]:
         except Exception as error:  # any failure is the check's result
             detail, ok = " ".join(str(error).split()) or type(error).__name__, False
         yield CheckOutcome(check.name, ok, detail, "" if ok else check.remedy, time.perf_counter() - start_s)
-
-
-def check_packages() -> str:
-    missing = []
-    for name in REQUIRED:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            missing.append(name)
-    if missing:
-        raise OallamaError(f"missing: {', '.join(missing)}")
-    return f"{len(REQUIRED)} packages"
 
 
 def check_llama() -> str:
@@ -126,10 +112,15 @@ def check_split_backend() -> str:
 
 def check_split_run() -> str:
     """Check that the first layer's FFN computes the same on the CPU and an emulated card as on the CPU alone."""
-    device_bytes, nmse = _against_cpu("emulated:vram=1GiB,scale=1,values=real", _half_of_first_ffn)
-    done = _bridge().split().stats()
-    if not done.n_graphs:
+    import numpy as np
+
+    on_cpu, _ = _default_model_logits("none", lambda operator: 0.0)
+    on_both, device_bytes = _default_model_logits("emulated:vram=1GiB,scale=1,values=real", _half_of_first_ffn)
+    if device_bytes <= 0 or not _bridge().split().stats().n_graphs:
         raise BridgeError("llama.cpp gave the split back end nothing to compute")
+    nmse = float(np.sum((on_both - on_cpu) ** 2) / np.sum((on_cpu - on_cpu.mean()) ** 2))
+    if not nmse <= WORST_NMSE:
+        raise DeviceError(f"both sides and the CPU alone differ: NMSE {nmse:.2g}, at most {WORST_NMSE:g}")
     return f"one FFN on two sides ({format_bytes(device_bytes)} on the emulated card), NMSE {nmse:.1g} against the CPU"
 
 
@@ -159,21 +150,6 @@ def _half_of_first_ffn(operator: Operator) -> float:
     return extent // 2 // step * step / extent
 
 
-def _against_cpu(device: str, gg: Callable[[Operator], float]) -> tuple[int, float]:
-    """Return (bytes on the device, NMSE of the default model's logits against the CPU alone). Raises DeviceError if the
-    device holds no bytes, or the NMSE is too large."""
-    import numpy as np
-
-    on_cpu, _ = _default_model_logits("none", lambda operator: 0.0)
-    on_device, device_bytes = _default_model_logits(device, gg)
-    if device_bytes <= 0:
-        raise DeviceError(f"nothing was placed on {device}")
-    nmse = float(np.sum((on_device - on_cpu) ** 2) / np.sum((on_cpu - on_cpu.mean()) ** 2))
-    if not nmse <= WORST_NMSE:
-        raise DeviceError(f"{device} and the CPU compute different results: NMSE {nmse:.2g}, at most {WORST_NMSE:g}")
-    return device_bytes, nmse
-
-
 def _default_model_logits(device: str, gg: Callable[[Operator], float]) -> tuple[Any, int]:
     """Return the logits [TOKENS, n_vocab] of the default model with the share gg of each operator on `device`, and the
     bytes on the device."""
@@ -195,7 +171,6 @@ CHECKS = (
     Check(
         "python", lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}", "", in_child=False
     ),
-    Check("packages", check_packages, "reinstall oallama with its packages", in_child=False),
     Check("libraries", check_llama, "run `oallama setup`"),
     Check("devices", check_devices, f"the build of llama.cpp is broken: {_SET_UP}"),
     Check("layouts", check_layouts, f"this build computes wrong on this CPU: {_SET_UP}, which works around it"),
