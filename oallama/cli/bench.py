@@ -16,7 +16,7 @@ from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import model_file
 from oallama.cli.output import check_result, emit, log, turn_bar, write_file
 from oallama.cli.policy import PolicyOptions, note_unused, rules_options
-from oallama.cli.records import Function, as_record, count, option_field, parsed
+from oallama.cli.records import Function, as_record, count, counts, option_field, parsed
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.plugins import load_offered
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
     from oallama.bench.records import BenchResult
     from oallama.placer import Placer
     from oallama.placer.drafter import Drafter
-
-
-def parse_counts(text: str) -> tuple[int, ...]:
-    """Parse `512` or `128,512`: token counts, 0 for none. Raises ValueError."""
-    if not re.fullmatch(r"\s*[0-9]{1,7}(\s*,\s*[0-9]{1,7})*\s*", text):
-        raise ValueError(f"{text!r} is not a list of token counts; write e.g. 512 or 128,512")
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
 
 
 def parse_pair(text: str) -> tuple[int, int]:
@@ -134,14 +127,14 @@ def matrix_option(function: Function) -> Function:
 class TimedOptions:
     """Prompts and answers to time, in tokens: each length of either, pairs of both, each at each depth."""
 
-    n_prompt: tuple[int, ...] = option_field("-p", "--n-prompt", type=parsed(parse_counts), default="512",
+    n_prompt: tuple[int, ...] = option_field("-p", "--n-prompt", type=counts(0, 10**7), default="512",
         metavar="N,…", group=Group.TIMED, help="Prompt lengths to time; 0: none.")  # fmt: skip
-    n_gen: tuple[int, ...] = option_field("-n", "--n-gen", type=parsed(parse_counts), default="128",
+    n_gen: tuple[int, ...] = option_field("-n", "--n-gen", type=counts(0, 10**7), default="128",
         metavar="N,…", group=Group.TIMED, help="Answer lengths to time; 0: none.")  # fmt: skip
     pairs: tuple[tuple[int, int], ...] = option_field("-pg", type=parsed(parse_pair), multiple=True, default=(),
         metavar="PP,TG", group=Group.TIMED,
         help="Time PP prompt tokens and TG generated tokens, together and separately.")  # fmt: skip
-    n_depth: tuple[int, ...] = option_field("-d", "--n-depth", type=parsed(parse_counts), default="0",
+    n_depth: tuple[int, ...] = option_field("-d", "--n-depth", type=counts(0, 10**7), default="0",
         metavar="N,…", group=Group.TIMED, help="Tokens already in the KV cache.")  # fmt: skip
 
 

@@ -134,27 +134,27 @@ def _profiles_device(placer: Placer) -> bool:
 
 def note_unused(placer: Placer, policy: PolicyOptions | None = None) -> None:
     """Note the options that have no effect without a device."""
-    unused = _limits(placer.options)
+    unused = _memory_limits(placer.options)
     if policy is not None and policy.n_gpu_layers:
         unused.append("-ngl")
     if policy is not None and policy.chosen is not None and policy.uses_device:
         unused.append(f"--policy {policy.policy}")
     if unused and not placer.has_device:
-        log(f"note: {_have(unused)} no effect without a device; choose one with --device")
+        _note_no_effect(unused, "without a device; choose one with --device")
 
 
 def note_planned(options: Options) -> None:
     """Note that limits of the device's memory do not change a given plan."""
-    limits = [*_limits(options), *(["--vram-fill"] if options.vram_fill != Options().vram_fill else [])]
+    limits = [*_memory_limits(options), *(["--vram-fill"] if options.vram_fill != Options().vram_fill else [])]
     if limits:
-        log(f"note: {_have(limits)} no effect with --plan, which sets the placement")
+        _note_no_effect(limits, "with --plan, which sets the placement")
 
 
-def _have(options: Sequence[str]) -> str:
-    return f"{' and '.join(options)} {'has' if len(options) == 1 else 'have'}"
+def _note_no_effect(options: Sequence[str], why: str) -> None:
+    log(f"note: {' and '.join(options)} {'has' if len(options) == 1 else 'have'} no effect {why}")
 
 
-def _limits(options: Options) -> list[str]:
+def _memory_limits(options: Options) -> list[str]:
     asked = {"--vram": options.vram, "--gpu-weights": options.gpu_weights}
     return [option for option, value in asked.items() if value is not None]
 

@@ -9,16 +9,8 @@ import click
 from oallama.cli.help import Command, option
 from oallama.cli.options import device_option, gathered, json_option, model_argument, threads_option
 from oallama.cli.output import busy, emit_json, log, show, write_file
-from oallama.cli.records import parsed
+from oallama.cli.records import counts
 from oallama.core.options import Options
-
-
-def parse_tokens(text: str) -> tuple[int, ...]:
-    """`1,32,512` as ascending distinct counts. Raises ValueError on anything else."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and 0 < int(part) <= 65536 for part in parts):
-        raise ValueError(f"{text!r} is not a list of token counts; write e.g. 1,32,512")
-    return tuple(sorted({int(part) for part in parts}))
 
 
 @click.command("profile", cls=Command)
@@ -26,7 +18,7 @@ def parse_tokens(text: str) -> tuple[int, ...]:
 @gathered(device_option, threads_option)
 @option(
     "--tokens",
-    type=parsed(parse_tokens),
+    type=counts(1, 65536),
     default="1,32,512",
     show_default=True,
     metavar="LIST",
@@ -63,7 +55,7 @@ def command(
     if export is not None:
         placer.check_one_device("--export")
     with busy("timing this machine"):  # where there is no bar: behind another process that does
-        profiles = [each.profile(True, refresh, tokens) for each in placer.members or (placer,)]
+        profiles = [each.profile(True, refresh, sorted(tokens)) for each in placer.members or (placer,)]
     if export is not None:
         write_file(export, json.dumps(exported(profiles[0]), indent=1) + "\n")
         log(f"wrote {printable(export, 500)}: read it before you send it")

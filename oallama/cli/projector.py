@@ -62,26 +62,22 @@ class ProjectorOptions:
             why = f", as the plan leaves {format_bytes(max(0, plan.memory.spare))} free"
         elif on_device and memory_kept:
             why = ", in reserved memory"
-        return PlacedProjector(projector, needed, on_device, why)
+        weights, side = projector.weight_bytes, "on the device" if on_device else "on the CPU"
+        note = (
+            f"the vision projector takes {format_bytes(weights)}, and {format_bytes(needed - weights)} to encode a "
+            f"picture of {projector.edge} x {projector.edge}, {side}{why}"
+        )
+        return PlacedProjector(projector.path, needed, on_device, note)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedProjector:
-    """A projector beside a plan, and its memory there. why: the end of the sentence."""
+    """A projector beside a plan, and its memory there. note: says both, and why it is there."""
 
-    projector: Projector
+    path: str
     n_bytes: int
     on_device: bool
-    why: str
-
-    @property
-    def note(self) -> str:
-        weights = self.projector.weight_bytes
-        side = "on the device" if self.on_device else "on the CPU"
-        return (
-            f"the vision projector takes {format_bytes(weights)}, and {format_bytes(self.n_bytes - weights)} to encode "
-            f"a picture of {self.projector.edge} x {self.projector.edge}, {side}{self.why}"
-        )
+    note: str
 
     def noted(self, plan: Plan) -> Plan:
         """The plan with that note."""

@@ -41,6 +41,12 @@ def count(least: int, most: int = 2**31 - 1) -> Callable[[Any], Any]:
     return parsed(parse)
 
 
+def counts(least: int, most: int = 2**31 - 1) -> Callable[[Any], Any]:
+    """A click type: different whole numbers from `least` to `most`, between commas."""
+    number = count(least, most)
+    return parsed(lambda text: tuple(dict.fromkeys(number(part) for part in text.split(","))))
+
+
 _DECLARED = "option"  # in the metadata of a record's field
 
 

@@ -167,15 +167,13 @@ def _server_log(path: str | None) -> Iterator[Callable[[bytes], None]]:
         yield lambda line: None
         return
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log_file = open(path, "ab", buffering=0, opener=partial(os.open, mode=0o600))  # noqa: SIM115
     except OSError as error:
         raise UsageError(f"cannot write the log {path}: {error.strerror}") from None
 
     def write(line: bytes) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end the server
-            os.write(descriptor, line)
+            log_file.write(line)
 
-    try:
+    with log_file:
         yield write
-    finally:
-        os.close(descriptor)

@@ -53,8 +53,11 @@ def served_model(
     reason = tuning_gain(placer, planned.workload, plan) if planned.is_untuned else _reason(placer, asked, plan)
     served = _timed(placer, plan, reason)
     placer = placer.on_devices_of(served.plan)
-    if embeds:
-        served = _embedding(placer, served)
+    if embeds:  # a measured or given plan may leave no room for them
+        embedding_plan = placer.with_outputs(served.plan, 0)
+        served = replace(served, plan=embedding_plan or served.plan)
+        if embedding_plan is None:
+            log("note: no embeddings: the plan leaves the device no room for them; --no-gate without --plan makes room")
     served = replace(served, plan=with_repeated_drafts(placer, served.plan))
     with counting(placer, count_experts) as count:
         yield ServedModel(placer, served, pictures, asked.plan_file is None, count)
@@ -114,7 +117,7 @@ class ServedModel:
         as much as the host has left."""
         n_beside = 0  # bytes of the host
         if (placed := self._pictures.placed(served.plan, self._memory_kept)) is not None:
-            settings = replace(settings, projector=placed.projector.path, projector_on_device=placed.on_device)
+            settings = replace(settings, projector=placed.path, projector_on_device=placed.on_device)
             n_beside = 0 if placed.on_device else placed.n_bytes
         if settings.cache_mib is None:
             settings = replace(settings, cache_mib=self._cache_mib(served, n_beside))
@@ -165,15 +168,6 @@ class ServedModel:
         if mib < STOCK_CACHE_MIB and not is_lost:
             log(f"note: llama-server caches up to {mib} MiB of prompts, as host memory allows (--cache-ram)")
         return mib
-
-
-def _embedding(placer: Placer, served: Served) -> Served:
-    """Return the placement with embeddings if it leaves room for them on the device: a measured or given plan may
-    not."""
-    plan = placer.with_outputs(served.plan, 0)
-    if plan is None:
-        log("note: no embeddings: the plan leaves the device no room for them; --no-gate without --plan makes room")
-    return served if plan is None else replace(served, plan=plan)
 
 
 def _reason(placer: Placer, options: PlacementOptions, plan: Plan) -> str:

@@ -43,19 +43,6 @@ def parse_cards(text: str) -> tuple[tuple[Card, ...], ...]:
     return tuple(dict.fromkeys(tuple(map(preset, name.split("+"))) for name in names))
 
 
-def parse_rate(text: str) -> float:
-    """Parse a memory bandwidth in GB/s. Raises ValueError."""
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 1 <= rate <= 10_000:
-        raise ValueError(
-            f"{text!r} is not a memory speed in GB/s; two channels of DDR4 have about 40, of DDR5 about 60"
-        )
-    return rate
-
-
 def file_or_shape(word: str) -> str:
     """Return the path of MODEL; for a popular model without a file, the path of a temporary file without weights.
     Raises UsageError and as model_file."""
@@ -95,7 +82,7 @@ def file_or_shape(word: str) -> str:
 @option("--cores", type=count(1, 1024), metavar="N", group=Group.DEVICE,
         help="CPU cores of another PC, as Zen 4 cores.\f With this or --ram-speed nothing is measured; the other "
         "defaults to a usual PC's.")  # fmt: skip
-@option("--ram-speed", "ram_speed", type=parsed(parse_rate), metavar="GB/s", group=Group.DEVICE,
+@option("--ram-speed", "ram_speed", type=click.FloatRange(1, 10_000), metavar="GB/s", group=Group.DEVICE,
         help="Memory bandwidth of that PC: 40 (DDR4), 60 (DDR5).")  # fmt: skip
 @option("--policy", type=PolicyName(), default="auto", show_default=True, metavar="POLICY", group=Group.PLACEMENT,
         advanced=True, help="Policy to compare with stock llama.cpp.")  # fmt: skip

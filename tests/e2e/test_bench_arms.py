@@ -380,7 +380,7 @@ def test_ctrl_c_leaves_a_valid_partial_file(model: Path, tmp_path: Path) -> None
         (["--arms", "auto,nonsense"], "unknown arm 'nonsense'"),
         (["--arms", "cpu,cpu"], "not a list of different arms"),
         (["-p", "0", "-n", "0"], "nothing to time"),
-        (["-p", "x"], "not a list of token counts"),
+        (["-p", "x"], "is not a whole number from 0"),
         (["-pg", "0,0"], "not a prompt and a generation"),
         (["-c", "16", "-p", "64"], "-c 16 cannot hold"),
         (["-o", "result.txt"], "neither a format"),

@@ -107,7 +107,7 @@ def test_an_interrupt_stays_one_whatever_is_made_of_it(failing):
         ("plan a.gguf --gpu-weights 150%", "is not between 0 and 1"),
         ("plan a.gguf -t 0", "'0' is not a whole number from 1 to 1024"),
         ("plan a.gguf --policy magic", "'magic' is not one of"),
-        ("profile a.gguf --tokens 1,x", "'1,x' is not a list of token counts"),
+        ("profile a.gguf --tokens 1,x", "'x' is not a whole number from 1 to 65536"),
         ("affinity-report a.gguf --phase both", "'both' is not one of"),
         ("affinity-report a.gguf --json --format html", "--json cannot be combined with --format html"),
         ("run a.gguf hi --seed -2", "'-2' is not a seed"),

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from oallama.run.engine import Engine
 
 ANSWER_SHARE = 1 / 8  # least share of the context for the answer; the oldest exchanges are dropped to keep it
-READING, STOPPING = "reading the prompt", "finishing the stopped batch"  # llama-server looks up only behind one
 KEPT_SHARE = 3 / 4  # of the context: most tokens of a prompt after dropping, so that the next messages drop none
 
 
@@ -48,7 +47,6 @@ class ChatSession:
         self.conversation = conversation  # all messages, also those that the model no longer sees
         self._n_dropped = 0  # number of oldest exchanges that the model no longer sees
         self._n_retries = 0  # of the last question
-        self._doing = READING  # until llama-server tells its progress
 
     def begin(self, conversation: Conversation) -> None:
         """Continue another conversation. Raises UsageError for a system prompt if the model has no chat template."""
@@ -97,7 +95,6 @@ class ChatSession:
             generation = self._written(stream, shown)
         except KeyboardInterrupt:
             self._keep(asked, shown)
-            self._doing = STOPPING
             stream.close()
             raise
         self._keep(asked, shown)
@@ -107,8 +104,7 @@ class ChatSession:
     def _written(self, stream: Stream, shown: list[str]) -> Generation:
         clean = is_terminal(sys.stdout)
         try:
-            for piece in awaited(stream, self._doing):
-                self._doing = READING
+            for piece in awaited(stream, "reading the prompt"):
                 shown.append(piece)
                 write_piece(piece, clean)
             return stream.rest()
