@@ -24,7 +24,7 @@ from oallama.cli.signals import somebody_watches
 from oallama.cli.speculation import StepOptions, step_options
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
-from oallama.core.types import StreamSettings, Workload
+from oallama.core.types import Workload
 from oallama.device.spec import device_for_plan
 from oallama.stores.default_model import FILE, default_model
 
@@ -62,10 +62,11 @@ class PlacementOptions:
     step: StepOptions = field(default_factory=StepOptions)
 
     def __post_init__(self) -> None:
-        if self.plan_file is not None and self.step != StepOptions():
-            raise UsageError("--plan cannot be combined with --spec, --model-draft or --expect-parallel: the plan says")
-        if self.plan_file is not None and (self.policy.given or self.policy.needs_oato):
-            raise UsageError("--plan cannot be combined with --policy, -ngl, --affinity or --fill")
+        if self.plan_file is not None and (self.policy, self.step) != (PolicyOptions(), StepOptions()):
+            raise UsageError(
+                "--plan cannot be combined with --policy, -ngl, --affinity, --fill, --prefetch, --spec, --model-draft "
+                "or --expect-parallel: the plan says"
+            )
 
     def expecting(self, slots: int) -> PlacementOptions:
         """Return these options for half of that many slots in use, unless a number was requested. A given plan does not
@@ -91,39 +92,24 @@ class PlacementOptions:
         workload_for: Callable[[Placer], Workload],
         pictures: ProjectorOptions = NO_PICTURES,
     ) -> Planned:
-        """Plan a model, None: the plan's or the built-in one, for a workload. pictures: the projector to keep room for.
-        Raises as made_plan and device_for_plan."""
+        """Plan a model for a workload; with --plan return that plan, and a placer on its device unless another is
+        requested. model None: the plan's, else the built-in one. pictures: the projector to keep room for. Raises as
+        made_plan and device_for_plan."""
+        from oallama.placer import Placer
+        from oallama.plan.plan import Plan
+
         if self.plan_file is not None:
-            placer, plan = self._given_plan(model, self.plan_file)
+            plan = Plan.load(self.plan_file)
+            note_planned(self.options)
+            options = replace(self.options, device=device_for_plan(self.options.device, plan.device))
+            placer = Placer.of_file(model or plan.model_path, options, self.profile)
+            check_adapters(placer, plan)
             return Planned(placer, plan, plan.workload, False)
         placer = self.placer(model)
         workload = workload_for(placer)
         placer = pictures.with_room(placer, workload)
         plan, is_untuned = self.made_plan(placer, workload)
         return Planned(placer, plan, workload, is_untuned)
-
-    def _given_plan(self, model: str | None, plan_file: str) -> tuple[Placer, Plan]:
-        """Return the plan of --plan and a placer for it, with the plan's model and device unless others are
-        requested."""
-        from oallama.placer import Placer
-        from oallama.plan.plan import Plan
-
-        plan = Plan.load(plan_file)
-        note_planned(self.options)
-        if self.policy.prefetch is not None:
-            streaming = replace(plan.streaming or StreamSettings(), prefetch=self.policy.prefetch)
-            others = (
-                replace(
-                    device_plan,
-                    streaming=device_plan.streaming and replace(device_plan.streaming, prefetch=self.policy.prefetch),
-                )
-                for device_plan in plan.behind_first
-            )
-            plan = replace(plan, streaming=streaming, behind_first=tuple(others))
-        options = replace(self.options, device=device_for_plan(self.options.device, plan.device))
-        placer = Placer.of_file(model or plan.model_path, options, self.profile)
-        check_adapters(placer, plan)
-        return placer, plan
 
     def placer(self, model: str | None) -> Placer:
         """Open the model; announce the built-in model if none is named."""

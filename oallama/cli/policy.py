@@ -85,10 +85,6 @@ class PolicyOptions:
         return None if self.policy is None else find_policy(self.policy)
 
     @property
-    def given(self) -> bool:
-        return self.policy is not None or self.n_gpu_layers is not None
-
-    @property
     def needs_oato(self) -> bool:
         return self.rules.need_oato
 

@@ -19,8 +19,7 @@ from oallama.device.interrupt import held_interrupt
 
 AGAIN_S = 1.0  # `timeout`, and a shell whose terminal is closed, send a signal twice at once
 
-_came_at: list[float] = []  # of time.monotonic()
-_numbers: list[int] = []
+_came: list[tuple[float, int]] = []  # time.monotonic() and number of SIGTERM and SIGHUP
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -40,10 +39,9 @@ def take_for_interrupt() -> None:
 def end_as_interrupted(number: int, _frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, now or when native code returns. Ignore a repeated signal for one second."""
     now = time.monotonic()
-    if _came_at and now - _came_at[-1] < AGAIN_S:
+    if _came and now - _came[-1][0] < AGAIN_S:
         return
-    _came_at.append(now)
-    _numbers.append(number)
+    _came.append((now, number))
     if not callable(signal.getsignal(signal.SIGINT)):  # before a command starts, or after it has stored everything
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)  # event loops and deferred interrupts get it only this way
@@ -67,12 +65,12 @@ def be_over() -> None:
 
 def asked_to_end() -> bool:
     """Whether SIGTERM or SIGHUP came, which end the whole command, unlike a Ctrl-C."""
-    return bool(_came_at)
+    return bool(_came)
 
 
 def interrupted_code() -> int:
     """Return the exit code of an interrupted command: 143 if SIGTERM came first, else 130."""
-    return 143 if _numbers[:1] == [signal.SIGTERM] else 130
+    return 143 if _came and _came[0][1] == signal.SIGTERM else 130
 
 
 def somebody_watches() -> bool:

@@ -263,10 +263,11 @@ def test_a_plan_that_streams_says_so_and_runs_with_either_way_of_copying(two_lay
     assert "no pinned host memory" in said and "streamed" in said
     streaming = Plan.load(plan).streaming
     assert streaming is not None and min(streaming.piece_bytes, streaming.link_bytes_per_s, streaming.ring_bytes) > 0
-    common = ("run", two_layers, "-p", "hello", "-n", "4", "--temp", "0", "--json", "--plan", plan)
-    made = [
-        json.loads(here(*common, "--device", "rpc-worker:1", "--prefetch", way).stdout) for way in ("ahead", "layer")
-    ]
+    common = ("run", two_layers, "-p", "hello", "-n", "4", "--temp", "0", "--json", "--device", "rpc-worker:1")
+    made = []
+    for way in ("ahead", "layer"):
+        replace(Plan.load(plan), streaming=replace(streaming, prefetch=way)).save(plan)
+        made.append(json.loads(here(*common, "--plan", plan).stdout))
     assert made[0]["tokens"] == made[1]["tokens"] and made[0]["policy"] == "scheinfer"
     assert all(run["split"]["decode"]["bytes_streamed"] > 0 for run in made)
 

@@ -158,26 +158,25 @@ class ChatSession:
             return self.engine.prompt_tokens(conversation.for_template())
         return len(self.engine.tokenize(conversation.as_text()))
 
-    def token_seconds(self, depth: int) -> float | None:
-        """Return the predicted seconds of a token at this depth, None without a prediction."""
+    def _token_seconds(self, answer: Generation) -> float | None:
+        """Return the predicted seconds of a token at the answer's mean depth, None without a prediction."""
         plan = self.engine.plan
         if plan.predicted is None:
             return None
-        return self.placer.token_seconds(plan, depth) or plan.predicted.tpot_s
+        return self.placer.token_seconds(plan, answer.n_prompt + answer.n_gen // 2) or plan.predicted.tpot_s
 
     def tell_drift(self, answer: Generation) -> bool:
         """Warn if an answer's tokens took far longer or shorter than predicted. Returns whether it had enough tokens to
         tell."""
         if answer.n_gen < ENOUGH_TOKENS:
             return False
-        depth = answer.n_prompt + answer.n_gen // 2
-        tell_drift(self.placer, answer, None if self.placer.device.is_emulated else self.token_seconds(depth))
+        tell_drift(self.placer, answer, None if self.placer.device.is_emulated else self._token_seconds(answer))
         return True
 
     def figures(self, answer: Generation) -> str:
         """Return the line below an answer: tokens of prompt and answer, and rates measured and predicted at this
         depth."""
-        tpot_s = self.token_seconds(answer.n_prompt + answer.n_gen // 2)
+        tpot_s = self._token_seconds(answer)
         expected = Predicted(0.0, tpot_s, 0.0) if tpot_s else None
         return " · ".join(
             measured_texts(answer.n_prompt, answer.ttft_s, answer.tpot_s, expected, answer.n_cached, answer.n_gen)
