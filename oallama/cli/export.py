@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,25 +26,15 @@ PLUGIN_PLAN_SUFFIX = ".oallama"
 @click.command("export", cls=Command)
 @click.argument("plan_file", metavar="PLAN", type=click.Path())
 @option("--to", "target", type=click.Choice(TARGETS), required=True, help="Target program.")
-@option(
-    "--plugin-plan",
-    type=click.Path(),
-    metavar="FILE",
-    show_default=f"PLAN with the suffix {PLUGIN_PLAN_SUFFIX}",
-    help="File that `--to plugin` wrote, for a plan that splits operators.",
-)
 @backend_option
 @output_option("the command line or the plugin's plan")
-def command(plan_file: str, target: str, plugin_plan: str | None, output: str | None) -> None:
+def command(plan_file: str, target: str, output: str | None) -> None:
     """Convert a plan (from `oallama plan -o PLAN`) to a shell-quoted command line, with which stock llama.cpp makes the
     same placement.
 
     Layouts of this CPU, and plans that split operators, need the plugin libggml-oallama, which the command line loads.
-    The plugin reads the splits from a plan file of its own, so export such a plan twice:
-
-    \b
-    oallama export plan.json --to plugin -o plan.oallama
-    oallama export plan.json --to llama-server
+    The plugin reads the splits from a plan file of its own, which is written beside PLAN, with the suffix .oallama;
+    `--to plugin` prints it.
     """
     from oallama.placer import Placer
     from oallama.plan.export import export_command
@@ -62,8 +51,8 @@ def command(plan_file: str, target: str, plugin_plan: str | None, output: str | 
     if target == PLUGIN:
         text = _plugin_text(usable, placer)
     else:
-        text_file = Path(plugin_plan or Path(plan_file).with_suffix(PLUGIN_PLAN_SUFFIX))
-        plugin, backend = _plugin(usable, placer, plan_file, text_file, target), stock_backend(plan.device)
+        plugin = _plugin(usable, placer, Path(plan_file).with_suffix(PLUGIN_PLAN_SUFFIX), target)
+        backend = stock_backend(plan.device)
         text = export_command(usable, placer.operators, placer.tensor_names, target, plugin, backend)  # type: ignore[arg-type]
         text += "\n"
         if (spec := parse_device(plan.device)).servers:  # a foreign plan may name any server
@@ -80,9 +69,9 @@ def _plugin_text(plan: Plan, placer: Placer) -> str:
     return plugin_text(plan, placer.operators, placer.model.n_layer, split_devices(plan))
 
 
-def _plugin(plan: Plan, placer: Placer, plan_file: str, text_file: Path, target: str) -> Plugin | None:
-    """Return the plugin's library and its plan file, which must be this plan's; None for a plan that stock llama.cpp
-    runs without the plugin."""
+def _plugin(plan: Plan, placer: Placer, text_file: Path, target: str) -> Plugin | None:
+    """Return the plugin's library and its plan file, which is written if the plan splits operators; None for a plan
+    that stock llama.cpp runs without the plugin."""
     from ggml_bridge.library import find_plugin
     from oallama.plan.export import Plugin, needs_plugin, splits
 
@@ -90,15 +79,5 @@ def _plugin(plan: Plan, placer: Placer, plan_file: str, text_file: Path, target:
         return None
     if not splits(plan, placer.operators):
         return Plugin(str(find_plugin()))
-    expected = _plugin_text(plan, placer)
-    try:
-        text = text_file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        text = ""
-    if text != expected:
-        fault = "is not of this plan" if text else "is missing"
-        raise PlanError(
-            f"the plan splits operators, and the plugin's plan file {text_file} {fault}; write it first: "
-            + shlex.join(["oallama", "export", plan_file, "--to", PLUGIN, "-o", str(text_file)])
-        )
+    deliver(_plugin_text(plan, placer), str(text_file))
     return Plugin(str(find_plugin()), str(text_file.resolve()))

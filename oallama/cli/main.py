@@ -266,7 +266,7 @@ def claim_stdout() -> None:
     closed descriptor from 0 to 2 is opened to /dev/null, else the next opened file would get its number, and the
     output. Writing to a closed stdout fails.
     """
-    closed = [number for number in range(3) if not _is_open(number)]
+    closed = [n for n, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)) if stream is None]
     for _ in closed:
         os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
     if sys.stderr is None:
@@ -293,14 +293,6 @@ def drop_unwritten() -> None:
         sys.stdout.flush()
     except (OSError, ValueError):
         _reader_gone()
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
 
 
 def _unexpected(error: Exception) -> str:

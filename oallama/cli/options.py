@@ -189,6 +189,12 @@ tune_option = option(
     "never: answer with stock's placement, and do not measure.",
 )  # fmt: skip
 
+tune_first_option = option(
+    "--tune", type=click.Choice(["before", "never"]), default="never", show_default=True, metavar="before|never",
+    group=Group.PLACEMENT,
+    help="When to find the fastest plan.\f before: before the first answer; never: start at once; policy auto then "
+    "uses stock llama.cpp's own placement until a plan was measured.",
+)  # fmt: skip
 
 profile_option = option(
     "--profile", type=click.Path(), metavar="FILE", group=Group.PLACEMENT, advanced=True,

@@ -190,18 +190,19 @@ class _Line:
                 return
             if (took_s := now - since_s) < PATIENCE_S or not doing:
                 return
-            with contextlib.suppress(OSError, ValueError):  # the terminal is closed
-                sys.stderr.write(f"\r{doing}: {took_s:.0f} s\x1b[K\r")
-                sys.stderr.flush()
-                self._shown = True
+            self._write(f"\r{doing}: {took_s:.0f} s\x1b[K\r")
+            self._shown = True
 
     def erase(self) -> None:
         with self._lock:
             if self._shown:
                 self._shown = False
-                with contextlib.suppress(OSError, ValueError):
-                    sys.stderr.write("\r\x1b[K")
-                    sys.stderr.flush()
+                self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal is closed
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 _line = _Line()

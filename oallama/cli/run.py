@@ -9,30 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oallama.cli import output
+from oallama.cli import placement_options as placement
 from oallama.cli.autotune import tune_after, tuning_gain
 from oallama.cli.help import Group, ServerCommand, option
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, json_option, model_option
-from oallama.cli.output import (
-    awaited,
-    busy,
-    emit_json,
-    is_terminal,
-    log,
-    told_progress,
-    write_piece,
-    write_thought,
-)
-from oallama.cli.placement_options import (
-    PlacementOptions,
-    Planned,
-    expected,
-    keep_runs,
-    loaded,
-    placement_options,
-    run_workload,
-    tell_drift,
-)
 from oallama.cli.prompt import model_and_prompt, read_prompt, text_of_file
 from oallama.cli.sampling import AnswerOptions, answer_options, length_option
 from oallama.cli.signals import somebody_watches
@@ -54,7 +36,7 @@ if TYPE_CHECKING:
 @option("-p", "--prompt", metavar="PROMPT", group=Group.PROMPT, help="Prompt; `-`: read stdin only.")
 @option("-f", "--file", "prompt_file", type=click.Path(), metavar="FILE", group=Group.PROMPT, help="The prompt's file.")
 @length_option
-@placement_options()
+@placement.placement_options()
 @answer_options
 @json_option
 def command(
@@ -63,7 +45,7 @@ def command(
     prompt: str | None,
     prompt_file: str | None,
     n_gen: int | None,
-    asked: PlacementOptions,
+    asked: placement.PlacementOptions,
     answers: AnswerOptions,
     as_json: bool,
 ) -> None:
@@ -86,34 +68,34 @@ def command(
             raise UsageError("the prompt is given twice: with -p and with -f")
         prompt = text_of_file(prompt_file, "prompt").removesuffix("\n")  # as llama.cpp reads it
     model, text = model_and_prompt(words, model_option, prompt)
-    if text is None and not as_json and is_terminal(sys.stdin) and is_terminal(sys.stdout):
+    if text is None and not as_json and output.is_terminal(sys.stdin) and output.is_terminal(sys.stdout):
         from oallama.cli.chat.command import start
 
         start(None if model is None else model_file(model), n_gen, asked, answers)
         return
     sampling = answers.sampling.sampling()  # reports wrong options before waiting for stdin
     text = read_prompt(text, of_file=prompt_file is not None)
-    with busy("planning"):
+    with output.busy("planning"):
         planned, answered = plan_answer(asked, answers, None if model is None else model_file(model), text, n_gen)
     placer, plan = planned.placer, planned.plan
-    shows = not as_json and is_terminal(sys.stderr)
+    shows = not as_json and output.is_terminal(sys.stderr)
     tell_plan(placer, plan, shows)
     drawn = {"stop": answers.sampling.stop, **asdict(sampling)}
-    with loaded(placer, plan, asked, answers, chats=answered.chats, once=True) as engine:
+    with placement.loaded(placer, plan, asked, answers, chats=answered.chats, once=True) as engine:
         if as_json:
             document = run_document(answered.generate(engine, n_gen, **drawn), engine, plan)
             document["seed"] = sampling.seed
-            emit_json(document | ({"emulated": True} if placer.device.is_emulated else {}))
+            output.emit_json(document | ({"emulated": True} if placer.device.is_emulated else {}))
         else:
-            answer = write_stream(answered.stream(engine, n_gen, told_progress, write_thought, **drawn))
+            answer = write_stream(answered.stream(engine, n_gen, output.told_progress, output.write_thought, **drawn))
         if shows:
             tell_figures(placer, engine, answer, [] if sampling.temperature == 0 else [f"seed {sampling.seed}"])
-        keep_runs(placer, engine)
+        placement.keep_runs(placer, engine)
     if planned.is_untuned and asked.tune == "after" and not as_json:
         if somebody_watches():
             tune_after(placer, planned.workload)
         elif shows:
-            log(f"oallama: {tuning_gain(placer, planned.workload, plan)}")
+            output.log(f"oallama: {tuning_gain(placer, planned.workload, plan)}")
 
 
 def tell_plan(placer: Placer, plan: Plan, shows: bool) -> None:
@@ -121,14 +103,14 @@ def tell_plan(placer: Placer, plan: Plan, shows: bool) -> None:
     from oallama.report.expected import fits_nothing, fits_text
 
     if shows:
-        log(f"oallama: {expected(placer, plan)}")
+        output.log(f"oallama: {placement.expected(placer, plan)}")
     elif fits_nothing(plan):  # the device was asked for, and the CPU answers
-        log(f"note: {fits_text(plan, placer.operators, placer.model.n_layer)}")
+        output.log(f"note: {fits_text(plan, placer.operators, placer.model.n_layer)}")
 
 
 def plan_answer(
-    asked: PlacementOptions, answers: AnswerOptions, model: str | None, text: str, n_gen: int | None
-) -> tuple[Planned, Prompt]:
+    asked: placement.PlacementOptions, answers: AnswerOptions, model: str | None, text: str, n_gen: int | None
+) -> tuple[placement.Planned, Prompt]:
     """Plan for the prompt's number of tokens. Raises UsageError for a prompt that does not fit the context."""
 
     def workload_for(placer: Placer) -> Workload:
@@ -137,7 +119,7 @@ def plan_answer(
         n_answer = likely_answer(placer, len(text.encode())) if most == WITHOUT_END else most
         least = placer.workload(1, 0).n_ctx
         n_prompt = likely_tokens(placer.model.path, prompt, placer.options.n_ctx, n_answer, least)
-        return run_workload(placer, n_prompt, n_answer)
+        return placement.run_workload(placer, n_prompt, n_answer)
 
     planned = asked.plan_for(model, workload_for)
     model_info = planned.placer.model
@@ -156,9 +138,9 @@ def likely_answer(placer: Placer, prompt_bytes: int) -> int:
 
 def write_stream(stream: Stream) -> Generation:
     """Write pieces to stdout as they come; control characters are escaped on a terminal."""
-    clean = is_terminal(sys.stdout)
-    for piece in awaited(stream, "reading the prompt"):
-        write_piece(piece, clean)
+    clean = output.is_terminal(sys.stdout)
+    for piece in output.awaited(stream, "reading the prompt"):
+        output.write_piece(piece, clean)
     click.echo()
     return stream.rest()
 
@@ -203,10 +185,10 @@ def split_document(engine: Engine, generation: Generation) -> dict[str, Any] | N
 def tell_figures(placer: Placer, engine: Engine, answer: Generation, more: Sequence[str]) -> None:
     """Print why an answer was cut, its measured and expected times, `more` figures, and whether times drift."""
     if cut := cut_text(answer, engine.n_ctx):
-        log(f"oallama: {cut}")
+        output.log(f"oallama: {cut}")
     predicted = expected_of(placer, engine, answer)
-    log(" · ".join([statistics(answer, engine, predicted, placer.operators), *more]))
-    tell_drift(placer, answer, None if predicted is None else predicted.tpot_s)
+    output.log(" · ".join([statistics(answer, engine, predicted, placer.operators), *more]))
+    placement.tell_drift(placer, answer, None if predicted is None else predicted.tpot_s)
 
 
 def expected_of(placer: Placer, engine: Engine, generation: Generation) -> Predicted | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli import options as shared
-from oallama.cli.help import Group, ServerCommand, option, passed_options
+from oallama.cli.help import Group, ServerCommand, passed_options
 from oallama.cli.output import busy, log
 from oallama.cli.placement_options import PlacementOptions, expected, placement_options
 from oallama.cli.projector import ProjectorOptions, projector_options
@@ -77,12 +77,7 @@ server_options = as_record("server", ServerOptions)
 @click.command("serve", cls=ServerCommand)
 @shared.model_argument
 @server_options
-@placement_options(
-    option("--tune", type=click.Choice(["before", "never"]), default="never", show_default=True,
-           metavar="before|never", group=Group.PLACEMENT, help="When to find the fastest plan.\f before: before "
-           "serving; never: serve an untuned model with llama.cpp's own placement."),
-    (shared.n_prompt_option, shared.n_gen_option, shared.depth_option),
-)  # fmt: skip
+@placement_options(shared.tune_first_option, (shared.n_prompt_option, shared.n_gen_option, shared.depth_option))
 @projector_options
 @count_experts_option
 def command(

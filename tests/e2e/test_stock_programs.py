@@ -56,19 +56,12 @@ def test_the_programs_are_of_the_version_the_plugin_was_written_for() -> None:
     assert f"(build {LLAMA_CPP_BUILD}, commit b{LLAMA_CPP_BUILD})" in done.stdout + done.stderr
 
 
-def test_a_line_for_a_plan_that_splits_needs_the_plugins_file_of_that_plan(tmp_path: Path) -> None:
+def test_a_line_for_a_plan_that_splits_comes_with_the_plugins_file_of_that_plan(tmp_path: Path) -> None:
     plan, text = tmp_path / "plan.json", tmp_path / "plan.oallama"
     split_plan(plan, "rpc://127.0.0.1:1")
-    missing = here("export", plan, "--to", "llama-server", code=2).stderr
-    advice = f"oallama export {plan} --to plugin -o {text}"
-    assert f"plan file {text} is missing" in missing and advice in missing
-    here(*shlex.split(advice)[1:])
-    assert f"OALLAMA_PLAN={text} llama-server -m " in here("export", plan, "--to", "llama-server").stdout
-    named = text.rename(tmp_path / "another.oallama")
-    line = here("export", plan, "--to", "llama-server", "--plugin-plan", named).stdout
-    assert f"OALLAMA_PLAN={named} llama-server -m " in line
-    text.write_text(named.read_text(encoding="utf-8").replace(" 256 0 256 ", " 128 0 384 "), encoding="utf-8")
-    assert "is not of this plan" in here("export", plan, "--to", "llama-server", code=2).stderr
+    done = here("export", plan, "--to", "llama-server")
+    assert f"OALLAMA_PLAN={text} llama-server -m " in done.stdout and f"wrote {text}" in done.stderr
+    assert text.read_text(encoding="utf-8") == here("export", plan, "--to", "plugin").stdout
 
 
 def test_llama_bench_runs_the_plan_and_the_device_holds_its_half(plan_file: Path, server: RpcServer) -> None:

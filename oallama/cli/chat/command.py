@@ -7,19 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oallama.cli import placement_options as placement
 from oallama.cli.autotune import tuning_gain
 from oallama.cli.chat.settings import ChatSettings, verbose_option
-from oallama.cli.help import Group, ServerCommand, option
-from oallama.cli.options import depth_option, model_argument
+from oallama.cli.help import ServerCommand
+from oallama.cli.options import depth_option, model_argument, tune_first_option
 from oallama.cli.output import busy, log
-from oallama.cli.placement_options import (
-    PlacementOptions,
-    expected,
-    keep_runs,
-    loaded,
-    placement_options,
-    run_workload,
-)
 from oallama.cli.projector import NO_PICTURES, ProjectorOptions, projector_options
 from oallama.cli.sampling import AnswerOptions, answer_options, length_option
 from oallama.report.text import model_title
@@ -38,14 +31,7 @@ CONTEXT_TOKENS = 4096  # context by default, or the model's trained context if s
 @click.command("chat", cls=ServerCommand)
 @partial(model_argument, metavar="[MODEL]")
 @length_option
-@placement_options(
-    option(
-        "--tune", type=click.Choice(["before", "never"]), default="never", show_default=True, metavar="before|never",
-        group=Group.PLACEMENT,
-        help="When to find the fastest plan.\f before: before the first answer; never: start at once; policy auto then "
-        "uses stock llama.cpp's own placement until a plan was measured.",
-    )
-)  # fmt: skip
+@placement.placement_options(tune_first_option)
 @depth_option
 @projector_options
 @answer_options
@@ -53,7 +39,7 @@ CONTEXT_TOKENS = 4096  # context by default, or the model's trained context if s
 def command(
     model: str | None,
     n_gen: int | None,
-    asked: PlacementOptions,
+    asked: placement.PlacementOptions,
     n_depth: int | None,
     pictures: ProjectorOptions,
     answers: AnswerOptions,
@@ -78,7 +64,7 @@ def command(
 def start(
     model: str | None,
     n_gen: int | None,
-    asked: PlacementOptions,
+    asked: placement.PlacementOptions,
     answers: AnswerOptions,
     verbose: bool = False,
     n_past: int = 0,
@@ -106,7 +92,7 @@ def start(
     most = (WITHOUT_END if chats else DEFAULT_TOKENS) if n_gen is None else n_gen
     settings = ChatSettings(answers.sampling.sampling(), answers.sampling.stop, most, verbose)
     shown = {"mmproj": pictures.mmproj, "mmproj_offload": placed is not None and placed.on_device}
-    with loaded(placer, plan, asked, answers, chats=chats, **shown) as engine:
+    with placement.loaded(placer, plan, asked, answers, chats=chats, **shown) as engine:
         reader = reader_of_stdin()
         session = ChatSession(placer, engine, chats, Conversation(system or None), settings, placed is not None)
         if reader.interactive:
@@ -116,7 +102,7 @@ def start(
         try:
             converse(session, reader)
         finally:
-            keep_runs(placer, engine)
+            placement.keep_runs(placer, engine)
 
 
 def chat_workload(placer: Placer, n_past: int = 0) -> Workload:
@@ -125,7 +111,8 @@ def chat_workload(placer: Placer, n_past: int = 0) -> Workload:
     n_ctx = placer.options.n_ctx or min(CONTEXT_TOKENS, placer.model.n_ctx_train or CONTEXT_TOKENS)
     workload = WorkloadClass("question", history=True).workload(n_ctx, 1)
     n_past = n_past or workload.n_past
-    return run_workload(placer, max(1, min(workload.n_prompt, n_ctx - workload.n_gen - n_past)), workload.n_gen, n_past)
+    n_prompt = max(1, min(workload.n_prompt, n_ctx - workload.n_gen - n_past))
+    return placement.run_workload(placer, n_prompt, workload.n_gen, n_past)
 
 
 def welcome(session: ChatSession) -> str:
@@ -133,7 +120,7 @@ def welcome(session: ChatSession) -> str:
     placer, engine = session.placer, session.engine
     lines = [
         f"{model_title(placer.model)} · context {engine.n_ctx} tokens · /? for help, /bye to leave",
-        expected(placer, engine.plan),
+        placement.expected(placer, engine.plan),
     ]
     if not session.chats:
         lines.append("This model continues your text. Press Enter to let it go on, use /clear to start a new text.")
