@@ -247,7 +247,7 @@ def command(
 
     if refresh_gate and not gate:
         raise UsageError("--no-gate cannot be combined with --refresh-gate")
-    if policy.needs_oato and "oato" not in (arms or ()):
+    if policy.rules.need_oato and "oato" not in (arms or ()):
         raise UsageError("--affinity and --fill apply only to arm oato; add it to --arms")
     check_result(results.output[1])
     tests = bench_tests(timed.n_prompt, timed.n_gen, timed.pairs, timed.n_depth)

@@ -72,7 +72,7 @@ class PolicyOptions:
                 raise UsageError(f"-ngl places whole layers, so it cannot be combined with --policy {self.policy}")
             if self.has_rules:
                 raise UsageError("-ngl places whole layers and cannot be combined with --affinity, --fill, --prefetch")
-        elif self.needs_oato and self.policy is not None and not (self.chosen and self.chosen.has_rules):
+        elif self.rules.need_oato and self.policy is not None and not (self.chosen and self.chosen.has_rules):
             raise UsageError(f"--affinity and --fill apply only to policy oato, not to --policy {self.policy}")
         elif self.prefetch is not None and self.chosen is not None and not self.chosen.streams:
             raise UsageError(f"--prefetch applies only to streamed weights; --policy {self.policy} streams none")
@@ -85,10 +85,6 @@ class PolicyOptions:
         return None if self.policy is None else find_policy(self.policy)
 
     @property
-    def needs_oato(self) -> bool:
-        return self.rules.need_oato
-
-    @property
     def rules(self) -> Rules:
         from oallama.planner.policies.registry import Rules
 
@@ -97,7 +93,7 @@ class PolicyOptions:
     @property
     def has_rules(self) -> bool:
         """Whether --affinity, --fill or --prefetch is given."""
-        return self.needs_oato or self.prefetch is not None
+        return self.rules.need_oato or self.prefetch is not None
 
     @property
     def uses_device(self) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TextIO
 
 from oallama.cli.model_file import is_file, looks_like_model, unknown_model
 from oallama.cli.output import is_terminal
 from oallama.core.errors import UsageError
+from oallama.core.files import read_text
 from oallama.core.text import is_text
 from oallama.stores.hub_name import names_the_hub
 
@@ -82,13 +82,9 @@ def _read(stdin: TextIO | None) -> str:
 
 
 def text_of_file(path: str, what: str) -> str:
-    """Read a file of at most MAX_PROMPT_BYTES of UTF-8 text. what: names it in errors. Raises UsageError."""
+    """Read a file of UTF-8 text. what: names it in errors. Raises UsageError."""
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_PROMPT_BYTES + 1)
-        if len(data) > MAX_PROMPT_BYTES:
-            raise UsageError(f"the {what} in {path} is longer than {MAX_PROMPT_BYTES} bytes")
-        return data.decode()
+        return read_text(path)
     except OSError as error:
         raise UsageError(f"cannot read the {what} {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

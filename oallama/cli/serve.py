@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +19,7 @@ from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.cli.records import as_record, count, option_field, parsed
 from oallama.cli.routing import count_experts_option
 from oallama.core.errors import UsageError
+from oallama.core.files import owner_only
 from oallama.run.program import PROGRAM_VARIABLE
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _server_log(path: str | None) -> Iterator[Callable[[bytes], None]]:
         yield lambda line: None
         return
     try:
-        log_file = open(path, "ab", buffering=0, opener=partial(os.open, mode=0o600))  # noqa: SIM115
+        log_file = open(path, "ab", buffering=0, opener=owner_only)  # noqa: SIM115
     except OSError as error:
         raise UsageError(f"cannot write the log {path}: {error.strerror}") from None
 

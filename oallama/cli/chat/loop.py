@@ -49,7 +49,7 @@ def converse(session: ChatSession, reader: Terminal | PipedLines) -> None:
             if asked_to_end():  # the terminal is closed
                 raise KeyboardInterrupt
             return
-        n_answers = session.n_answers
+        last = session.last
         try:
             _take(session, message, reader.interactive)
         except Leave:
@@ -62,7 +62,7 @@ def converse(session: ChatSession, reader: Terminal | PipedLines) -> None:
             raise
         except OallamaError as error:
             log(printable(" ".join(str(error).split()), 2000))
-        if session.last is not None and session.n_answers > n_answers:
+        if session.last is not None and session.last is not last:
             if session.settings.verbose:
                 log(session.figures(session.last))
             told = told or (reader.interactive and session.tell_drift(session.last))

@@ -43,7 +43,6 @@ class ChatSession:
         self.ended, self.takes_pictures = False, takes_pictures
         self.pictures: list[str] = []  # data URLs that go with the next message
         self.last: Generation | None = None
-        self.n_answers = 0
         self.conversation = conversation  # all messages, also those that the model no longer sees
         self._n_dropped = 0  # number of oldest exchanges that the model no longer sees
         self._n_retries = 0  # of the last question
@@ -98,7 +97,7 @@ class ChatSession:
             stream.close()
             raise
         self._keep(asked, shown)
-        self.last, self.n_answers = generation, self.n_answers + 1
+        self.last = generation
         self._tell_end(generation)
 
     def _written(self, stream: Stream, shown: list[str]) -> Generation:
