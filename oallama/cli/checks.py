@@ -1,6 +1,6 @@
 """The checks of `oallama doctor`: each runs the code in question and reports its result, or a failure with its remedy.
 
-Native code runs in a child process (`python -m oallama.cli.checks`), so that a crash is a failed check.
+Each runs in a child process (`python -m oallama.cli.checks`), so that a crash of native code is a failed check.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class Check:
     name: str
     work: Callable[[], str]
     remedy: str
-    in_child: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,8 @@ def outcomes() -> Iterator[CheckOutcome]:
     for check in CHECKS:
         start_s = time.perf_counter()
         try:
-            if check.in_child:
-                answer = run_in_child("oallama.cli.checks", {"check": check.name}, timeout_s=TIMEOUT_S)
-            detail, ok = str(answer["detail"]) if check.in_child else check.work(), True
+            answer = run_in_child("oallama.cli.checks", {"check": check.name}, timeout_s=TIMEOUT_S)
+            detail, ok = str(answer["detail"]), True
         except Exception as error:  # any failure is the check's result
             detail, ok = " ".join(str(error).split()) or type(error).__name__, False
         yield CheckOutcome(check.name, ok, detail, "" if ok else check.remedy, time.perf_counter() - start_s)
@@ -168,9 +166,7 @@ def _default_model_logits(device: str, gg: Callable[[Operator], float]) -> tuple
 
 
 CHECKS = (
-    Check(
-        "python", lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}", "", in_child=False
-    ),
+    Check("python", lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}", ""),
     Check("libraries", check_llama, "run `oallama setup`"),
     Check("devices", check_devices, f"the build of llama.cpp is broken: {_SET_UP}"),
     Check("layouts", check_layouts, f"this build computes wrong on this CPU: {_SET_UP}, which works around it"),
@@ -185,7 +181,7 @@ CHECKS = (
         check_split_run,
         "use --policy oato, layers or cpu, which need no split back end, and report this message",
     ),
-    Check("cache", check_cache, "make the folder writable, or set OALLAMA_CACHE_DIR to another", in_child=False),
+    Check("cache", check_cache, "make the folder writable, or set OALLAMA_CACHE_DIR to another"),
 )
 """The checks, ordered such that the first failure is the one to repair."""
 

@@ -24,6 +24,7 @@ from oallama.core.ticking import ticking
 if TYPE_CHECKING:
     from oallama.bench.ab import ProgressCallback
     from oallama.report.table import Table
+    from oallama.run.answer import Generation, Stream
 
 
 def emit(text: str) -> None:
@@ -239,6 +240,19 @@ def awaited(pieces: Iterable[T], doing: str) -> Iterator[T]:
         first = list(itertools.islice(iterator, 1))
     yield from first
     yield from iterator
+
+
+def write_stream(stream: Stream, written: list[str]) -> Generation:
+    """Write pieces of an answer to stdout as they come; on a terminal control characters are escaped. written: gets the
+    pieces, also of an answer that is stopped."""
+    clean = is_terminal(sys.stdout)
+    try:
+        for piece in awaited(stream, "reading the prompt"):
+            written.append(piece)
+            write_piece(piece, clean)
+    finally:
+        click.echo()
+    return stream.rest()
 
 
 def each_awaited(items: Iterable[T], doing: str) -> Iterator[T]:

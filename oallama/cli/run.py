@@ -26,7 +26,7 @@ from oallama.run.prompt import BYTES_PER_TOKEN, Prompt, likely_tokens, prompt_fo
 if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
-    from oallama.run.answer import Generation, Stream
+    from oallama.run.answer import Generation
     from oallama.run.engine import Engine
 
 
@@ -87,7 +87,8 @@ def command(
             document["seed"] = sampling.seed
             output.emit_json(document | ({"emulated": True} if placer.device.is_emulated else {}))
         else:
-            answer = write_stream(answered.stream(engine, n_gen, output.told_progress, output.write_thought, **drawn))
+            stream = answered.stream(engine, n_gen, output.told_progress, output.write_thought, **drawn)
+            answer = output.write_stream(stream, [])
         if shows:
             tell_figures(placer, engine, answer, [] if sampling.temperature == 0 else [f"seed {sampling.seed}"])
         placement.keep_runs(placer, engine)
@@ -134,15 +135,6 @@ def likely_answer(placer: Placer, prompt_bytes: int) -> int:
     n_ctx = placer.options.n_ctx
     room = DEFAULT_TOKENS if n_ctx is None else n_ctx - (prompt_bytes // BYTES_PER_TOKEN + 1)
     return max(0, min(DEFAULT_TOKENS, room))
-
-
-def write_stream(stream: Stream) -> Generation:
-    """Write pieces to stdout as they come; control characters are escaped on a terminal."""
-    clean = output.is_terminal(sys.stdout)
-    for piece in output.awaited(stream, "reading the prompt"):
-        output.write_piece(piece, clean)
-    click.echo()
-    return stream.rest()
 
 
 ANSWER_KEYS = ("text", "tokens", "n_prompt", "n_gen", "ttft_s", "tpot_s", "end", "reasoning")

@@ -70,7 +70,7 @@ def test_a_plan_for_requests_in_flight_prices_their_step(profile):
     assert "step" not in one["workload"] and one["predicted"]["tpot_s"] < found["predicted"]["tpot_s"]
     for command in ("run", "chat", "serve"):
         said = here(command, MODEL, "--plan", "x.json", "--expect-parallel", "2", code=2).stderr
-        assert "--plan cannot be combined with --spec" in said
+        assert "--plan cannot be combined with --policy" in said
 
 
 def test_devices():

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
-import click
-
 from oallama.cli.chat.settings import ChatSettings
-from oallama.cli.output import awaited, is_terminal, log, told_progress, write_piece, write_thought
+from oallama.cli.output import log, told_progress, write_stream, write_thought
 from oallama.cli.placement_options import tell_drift
 from oallama.core.errors import UsageError
 from oallama.core.types import Predicted
@@ -17,7 +14,7 @@ from oallama.run.conversation import Conversation, fewest_dropped
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
-    from oallama.run.answer import Generation, Stream
+    from oallama.run.answer import Generation
     from oallama.run.engine import Engine
 
 ANSWER_SHARE = 1 / 8  # least share of the context for the answer; the oldest exchanges are dropped to keep it
@@ -91,7 +88,7 @@ class ChatSession:
         else:
             stream = engine.stream(seen.as_text(), n, reuse=True, **arguments)
         try:
-            generation = self._written(stream, shown)
+            generation = write_stream(stream, shown)
         except KeyboardInterrupt:
             self._keep(asked, shown)
             stream.close()
@@ -99,16 +96,6 @@ class ChatSession:
         self._keep(asked, shown)
         self.last = generation
         self._tell_end(generation)
-
-    def _written(self, stream: Stream, shown: list[str]) -> Generation:
-        clean = is_terminal(sys.stdout)
-        try:
-            for piece in awaited(stream, "reading the prompt"):
-                shown.append(piece)
-                write_piece(piece, clean)
-            return stream.rest()
-        finally:
-            click.echo()
 
     def _keep(self, asked: Conversation, shown: list[str]) -> None:
         if shown:
