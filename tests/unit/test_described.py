@@ -383,7 +383,7 @@ def test_what_fit_is_taken_to_give_each_device_fits_it(sizes, free, has_experts)
         (["what-if", "no.gguf", "--gpu", ","], "unknown card"),
         (["what-if", "no.gguf", "--gpu", "rtx3060+rtx9090"], "unknown card 'rtx9090'"),
         (["what-if", "no.gguf", "--vram-fill", "2"], "is not between 0 and 1"),
-        (["what-if", "no.gguf", "--ram-speed", "fast"], "is not a memory speed in GB/s"),
+        (["what-if", "no.gguf", "--ram-speed", "fast"], "is not a valid float range"),
         (["what-if", "no.gguf", "--cores", "0"], "is not a whole number"),
         (["what-if", "no.gguf", "--profile", "p.json", "--cores", "4"], "cannot be combined with --cores"),
         (["what-if", "no.gguf"], "no.gguf"),
