@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +102,7 @@ def report_of(
 ) -> AffinityReport:
     """Return the report of the requested plan, else of OATO's search and the plan that `oallama run` uses. expected:
     requests in flight."""
-    from oallama.placer.report import plan_report, report_over, search_report, with_more_requests, with_run
+    from oallama.placer.report import plan_report, report_over, search_report, with_run
     from oallama.report.operators import RunPlan
 
     workload = StepOptions(expected=expected).workload(workload)
@@ -117,8 +116,6 @@ def report_of(
         report = search_report(placer, phase, workload.n_prompt, workload.n_gen, policy.affinity, policy.fill)
     else:
         report = plan_report(placer, plan, workload, phase)
-    if expected is not None:
-        report = with_more_requests(placer, report, workload, partial(policy.plan, placer))
     return with_run(placer, report, *plan_of_run(placer, workload, plan if expected is not None else None))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
@@ -27,9 +26,6 @@ from oallama.planner.price import price
 from oallama.planner.problem import Problem, costs_of
 from oallama.report.operators import AffinityReport, RunPlan, predicted_by
 from oallama.report.plan import layer_ranges
-
-MORE_REQUESTS, BETTER = (2, 4, 8, 16), 1.03
-"""Numbers of requests in flight for which other plans are tried, and the least speed ratio that is worth mentioning."""
 
 
 def search_report(
@@ -149,26 +145,6 @@ def priced(target: ModelOnDevice, problem: Problem, plan: Plan) -> Plan:
         return plan
     placement = placed_by_plan(target.model.n_layer, target.operators, plan)
     return replace(plan, predicted=price(problem, plan.workload, placement))
-
-
-def with_more_requests(
-    target: ModelOnDevice, report: AffinityReport, workload: Workload, make: Callable[[Workload], Plan]
-) -> AffinityReport:
-    """The report with the number of requests in flight from which another plan is faster. workload: the requested one;
-    make: makes a plan for a workload."""
-    plan = report.plan
-    problem = target.problem_for(plan)
-    placement = placed_by_plan(target.model.n_layer, target.operators, plan)
-    for n_parallel in (n for n in MORE_REQUESTS if n > workload.step.n_parallel):
-        request_workload = replace(workload, step=replace(workload.step, n_parallel=n_parallel, n_slots=n_parallel))
-        other_plan = make(request_workload)
-        same_placement = price(problem, replace(request_workload, n_ubatch=plan.workload.n_ubatch), placement)
-        if other_plan.predicted is not None and same_placement.total_s > BETTER * other_plan.predicted.total_s:
-            gain = same_placement.total_s / other_plan.predicted.total_s
-            note = f"with {n_parallel} requests at once another plan ({other_plan.policy}) would be {gain:.2f}× as fast"
-            noted = replace(report.plan, notes=(*report.plan.notes, f"{note}; plan for them with --expect-parallel"))
-            return replace(report, plan=noted)
-    return report
 
 
 def with_run(target: ModelOnDevice, report: AffinityReport, plan: Plan, measured: bool) -> AffinityReport:

@@ -13,7 +13,6 @@ from oallama.cost.experts import ExpertUse, experts_alike, of_step, share_of_ste
 from oallama.cost.kernels import Kernels
 from oallama.placer import Placer
 from oallama.placer.drafter import Beside, planned_with_drafts
-from oallama.placer.report import plan_report, with_more_requests
 from oallama.plan.plan import Plan
 from oallama.profile.acceptance import NO_ACCEPTANCE, Acceptance
 from oallama.report.operators import step_text
@@ -124,22 +123,6 @@ def test_a_step_is_timed_for_the_experts_that_its_tokens_use() -> None:
 )
 def test_a_report_says_what_a_step_computes_yields_and_takes(step, draft, said) -> None:
     assert step_text(step, draft) == said
-
-
-def test_a_report_says_from_how_many_requests_on_another_plan_is_better() -> None:
-    world = World(workload=Workload(64, 32, 512))
-    placer = world.placer()
-    plan = placer.plan("cpu", workload=world.workload)
-
-    def make(asked: Workload) -> Plan:
-        same = placer.price(plan, asked)
-        gain = 1.5 if asked.step.n_parallel >= 4 else 1.01
-        return replace(plan, policy="other", predicted=replace(same, total_s=same.total_s / gain))
-
-    report = with_more_requests(placer, plan_report(placer, plan, world.workload), world.workload, make)
-    assert report.plan.notes[-1] == (
-        "with 4 requests at once another plan (other) would be 1.50× as fast; plan for them with --expect-parallel"
-    )
 
 
 def test_a_step_of_hot_experts_is_decode() -> None:
