@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import DecodeStep, Predicted, Workload
 from oallama.placer.drafter import Drafter, beside_drafts, planned_with_drafts
-from oallama.placer.several import plan_of_ranges
+from oallama.placer.plans import plan_of_ranges
 from oallama.placer.stock import memory_cap, promising_stock, stock_load, stock_plan
 from oallama.planner.decide import larger_ubatches
 from oallama.planner.policies.registry import Request

@@ -132,14 +132,6 @@ def unsettled(placer: Placer, workload: Workload) -> tuple[ClassResult, float] |
     return None if result is None or result.settled else (result, tuner.seconds((kind,)))
 
 
-def stock_at_once(placer: Placer, workload: Workload) -> Plan:
-    """Stock llama.cpp's own placement, the safe choice without measurements."""
-    setting = setting_of(placer, workload.n_ctx, workload.n_ubatch).changed(n_outputs=workload.n_outputs)
-    stock = ArmMaker(placer, setting).make(STOCK_FIT).stock
-    assert stock is not None
-    return stock_plan(placer, workload, stock.by_layers, priced=False)
-
-
 def tuned_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
     """The arm `auto`: the plan that tuning found, with its result in the notes."""
 

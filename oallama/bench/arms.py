@@ -222,7 +222,7 @@ class ArmMaker:
             plan = Plan.from_json(dict(spec.plan))
         else:
             assert spec.stock is not None
-            plan = stock_plan(placer, replace(workload, step=step), spec.stock, priced=False)
+            plan = stock_plan(placer, replace(workload, step=step), spec.stock, measure=False)
         spec = self._drafting(spec, drafter.draft(plan, accepted))
         return replace(spec, name=name, setting=replace(spec.setting, cap=self.setting.cap))
 

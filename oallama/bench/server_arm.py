@@ -60,7 +60,7 @@ class ServerArms:
             if (draft := spec.draft) is not None and draft.kind == "draft-mtp":
                 step = DecodeStep(self.n_parallel, draft.n_draft, n_slots=self.n_parallel, mtp=True)
                 workload = replace(workload, step=step)
-            plan = stock_plan(placer, workload, spec.stock, priced=False)
+            plan = stock_plan(placer, workload, spec.stock, measure=False)
         usable, _ = usable_plan(replace(plan, device=load.device, draft=spec.draft), placer.operators)
         return usable
 

@@ -88,12 +88,11 @@ def measured(
 def at_once(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
     """Return a plan without measuring: the plan measured for this class of workloads or the nearest, else stock
     llama.cpp's own placement; and whether tuning could then measure plans."""
-    from oallama.autotune.run import stock_at_once
     from oallama.placer.tuned import tuned_plan
 
     tuned = tuned_plan(placer, workload)
     if tuned is None:
-        return stock_at_once(placer, workload), True
+        return placer.plan("fit", workload=workload, measure=False), True
     log(f"oallama: {tuned.sentence}")
     return tuned.plan, tuned.result.of != tuned.asked
 

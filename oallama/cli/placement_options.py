@@ -134,9 +134,7 @@ class PlacementOptions:
             planned = cpu_plan if on_cpu and placer.drafter is None else self.policy.plan
             waits = gated and self.step.repeats and not on_cpu and self.tune != "before"
             if waits and placer.known_profile is None:
-                from oallama.autotune.run import stock_at_once
-
-                planned = stock_at_once
+                planned = stock_plan
             return self._noted(self.step.plan(placer, workload, planned)), False
         if on_cpu:
             return cpu_plan(placer, workload), False
@@ -163,6 +161,11 @@ class PlacementOptions:
 def cpu_plan(placer: Placer, workload: Workload) -> Plan:
     """Return the plan of the CPU alone, without measuring."""
     return placer.plan("cpu", workload=workload, measure=False)
+
+
+def stock_plan(placer: Placer, workload: Workload) -> Plan:
+    """Return the plan of stock llama.cpp's own placement, the safe choice without measurements."""
+    return placer.plan("fit", workload=workload, measure=False)
 
 
 def placement_options(tune: Decorator = shared.tune_option, workload: Sequence[Decorator] = ()) -> Decorator:

@@ -93,11 +93,8 @@ class ServedModel:
         if not local or len(local) == len(self.placer.members) or self.wanted.plan.device == "none":
             return None
         placer = self.placer.on_devices(local) if len(local) > 1 else self.placer.alone_on(local[0])
-        from oallama.autotune.run import stock_at_once
-
-        workload = self.wanted.plan.workload
         timed = placer.known_profile is not None
-        plan = placer.plan(workload=workload) if timed else stock_at_once(placer, workload)
+        plan = placer.plan("auto" if timed else "fit", workload=self.wanted.plan.workload, measure=timed)
         served = _timed(placer, placer.as_asked(plan), "the RPC server was lost: running without it")
         return self._completed(served, str(placer.found_device))
 

@@ -19,7 +19,7 @@ from oallama.core.units import format_bytes
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.placer.described import problem_on
 from oallama.placer.model_on_device import ModelOnDevice
-from oallama.placer.plans import Given, checked, unmeasured_plan
+from oallama.placer.plans import Given, checked, plan_over_devices, unmeasured_plan
 from oallama.placer.report import search_report
 from oallama.placer.stock import fit_plan
 from oallama.placer.tuned import in_tuned_context, tuned_plan
@@ -143,8 +143,8 @@ class Placer(ModelOnDevice):
         n_ubatch: micro-batch; None: from the options, else 512 or a larger size that is predicted to be faster
         (planner/decide.py). prefetch: how far copies of streamed weights run ahead. n_past: tokens in the KV cache
         before the prompt. workload: a record of these counts. draft_model: the path of a model that makes drafts; mtp:
-        the model's own last block does. measure False: use no profile and predict nothing; only for policy cpu or a
-        placement. Raises UsageError for an unknown policy, DoesNotFit, ProfileError, DeviceError.
+        the model's own last block does. measure False: use no profile and predict nothing; for policies cpu and fit,
+        or a placement. Raises UsageError for an unknown policy, DoesNotFit, ProfileError, DeviceError.
         """
         workload = workload or self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past, n_parallel)
 
@@ -159,21 +159,21 @@ class Placer(ModelOnDevice):
 
             drafter = MtpBlock(self) if draft_model is None else DraftModel(self, draft_model)
             return planned_with_drafts(self, drafter, workload, planned)
-        if not measure:
-            return unmeasured_plan(self, policy, workload)
         rules = Rules(affinity, fill, prefetch)
         chosen = policy.policy(self) if isinstance(policy, Given) else policy_named(policy, rules)
-        if chosen is not None and chosen.by_llama_cpp and not self.members:
-            return fit_plan(self, workload)
+        if chosen is not None and chosen.by_llama_cpp and not (measure and self.members):
+            return fit_plan(self, workload, measure)
+        if not measure:
+            if isinstance(policy, Given) or (chosen is not None and not chosen.uses_device):
+                return unmeasured_plan(self, policy if isinstance(policy, Given) else None, workload)
+            raise UsageError("without measuring, only policies cpu and fit and given placements can be planned")
         larger = larger_ubatches(workload, self.options) if n_ubatch is None else ()
         request = Request(workload, chosen, rules=rules, n_ubatches=larger)
         if self.members and policy != "cpu":
-            from oallama.placer.several import plan_over_devices
-
             return plan_over_devices(self, request, planned)
         problems = self.problems  # measured before a process of loads is there
         with self.no_alloc_loads.together():
-            best_plan = plan(problems, request)
+            best_plan = plan(problems, request, str(self.device))
         return checked(self, best_plan)
 
     def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
+from typing import TYPE_CHECKING
 
 from oallama.core.options import STOCK_BATCH
 from oallama.core.types import FlashAttention, Predicted, Workload
@@ -12,25 +13,28 @@ from oallama.device.layouts import needs_no_repack
 from oallama.device.load_params import LoadSettings
 from oallama.model.memory import no_alloc_memory
 from oallama.placer.model_on_device import ModelOnDevice
-from oallama.placer.plans import Given, checked, unmeasured_plan
+from oallama.placer.plans import Given, unmeasured_plan
 from oallama.plan.plan import Plan
-from oallama.planner.decide import plan
 from oallama.planner.policies.registry import Request
 from oallama.planner.policies.stock import FIT, STOCK_MODES, most_promising
 from oallama.run.fit import FitStep, fit_under
 from oallama.run.stock import Cap, StockPlacement, expected_places
 
+if TYPE_CHECKING:
+    from oallama.placer.placer import Placer
 
-def fit_plan(target: ModelOnDevice, workload: Workload) -> Plan:
-    """The plan of llama.cpp's --fit under the placer's memory cap. Without a device everything is on the CPU.
+
+def fit_plan(placer: Placer, workload: Workload, measure: bool = True) -> Plan:
+    """The plan of llama.cpp's --fit under the placer's memory cap. Without a device everything is on the CPU. measure:
+    as in Placer.plan.
 
     Raises what fit_under raises, and what planning raises.
     """
-    if not target.has_device:
-        return unmeasured_plan(target, "cpu", workload, stock_attention=True)
-    settings = stock_load(target, workload.n_ctx, workload.n_ubatch).of(workload)
-    placement, steps = fit_under(memory_cap(target, settings), target.operators, settings)
-    record = stock_plan(target, workload, placement)
+    if not placer.has_device:
+        return unmeasured_plan(placer, None, workload, stock_attention=True)
+    settings = stock_load(placer, workload.n_ctx, workload.n_ubatch).of(workload)
+    placement, steps = fit_under(memory_cap(placer, settings), placer.operators, settings)
+    record = stock_plan(placer, workload, placement.by_layers, measure)
     return replace(record, notes=(*record.notes, fit_sentence(placement, steps)))
 
 
@@ -46,22 +50,17 @@ def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
 
 
 def stock_plan(
-    target: ModelOnDevice, workload: Workload, placement: StockPlacement, priced: bool = True, name: str = FIT
+    placer: Placer, workload: Workload, placement: StockPlacement, measure: bool = True, name: str = FIT
 ) -> Plan:
     """Stock llama.cpp's placement, attention and choice of host memory as a Plan: the configuration of the stock arm.
-    priced False: without a profile; such a plan predicts nothing. name: of the policy."""
-    n_layer = target.model.n_layer
-    places = expected_places(target.operators, n_layer, placement)
-    on_device = [name for name, place in places.items() if place == "device"]
+    measure: as in Placer.plan. name: of the policy."""
+    n_layer = placer.model.n_layer
+    places = expected_places(placer.operators, n_layer, placement)
+    on_device = tuple(name for name, place in places.items() if place == "device")
     gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
-    given_placement = Given(on_device, gpu_layers, name, placement.options, placement.device_layers)
+    given = Given(on_device, gpu_layers, name, placement.options, placement.device_layers)
     workload = replace(workload, n_ubatch=placement.n_ubatch or workload.n_ubatch)
-    if not priced:
-        return replace(unmeasured_plan(target, given_placement, workload), device=str(target.device))
-    record = checked(
-        target, plan(target.problems, Request(workload, given_placement.policy(target)), str(target.device))
-    )
-    return replace(record, device=str(target.device))
+    return placer.plan(given, workload=workload, measure=measure)
 
 
 def promising_stock(

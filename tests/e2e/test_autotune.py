@@ -17,7 +17,7 @@ import click
 import pytest
 from e2e.races import FASTER, LOAD, SLOWER, Measured, racing
 
-from oallama.autotune.run import LEAST_BUDGET_S, Tuning, stock_at_once, tune, unsettled
+from oallama.autotune.run import LEAST_BUDGET_S, Tuning, tune, unsettled
 from oallama.cli.autotune import tuning_gain
 from oallama.cli.chat.command import chat_workload
 from oallama.cli.placement_options import PlacementOptions
@@ -88,7 +88,7 @@ def test_the_best_prediction_is_tested_and_used_where_it_wins(placer: Placer) ->
 
 
 def test_where_no_plan_is_faster_stocks_placement_is_used(placer: Placer) -> None:
-    found, stock = racing(SLOWER).gate(placer), stock_at_once(placer, LOAD)
+    found, stock = racing(SLOWER).gate(placer), placer.plan("fit", workload=LOAD, measure=False)
     made = of_question(found)
     assert made.settled and made.won is None and made.tries[0].placement.fit_target_mib >= 0
     assert found.plan.operators == stock.operators and stock.predicted is None and found.plan.stock == stock.stock
@@ -187,7 +187,7 @@ def test_pairs_add_up_from_run_to_run_and_each_run_gets_further(placer: Placer) 
     found = race.gate(placer, budget_s=100.0)
     made = of_question(found)
     assert (made.settled, made.won) == (False, None) and found.tuned is None
-    assert found.plan.operators == stock_at_once(placer, LOAD).operators
+    assert found.plan.operators == placer.plan("fit", workload=LOAD, measure=False).operators
     assert tuned_plan(placer, LOAD) is None and unsettled(placer, LOAD) == (made, found.left_s)
     last = race.gate(placer, budget_s=1000.0)
     assert len(made.races[0].pairs) == 2, "one block, whatever the budget"

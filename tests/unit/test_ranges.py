@@ -41,7 +41,7 @@ from oallama.device.spec import device_for_plan, parse_device
 from oallama.model.cut import cut_extent
 from oallama.placer import Placer
 from oallama.placer.model_on_device import in_order_of_speed
-from oallama.placer.several import plan_over_devices
+from oallama.placer.plans import plan_over_devices
 from oallama.plan.export import Plugin, split_devices, stock_command
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
