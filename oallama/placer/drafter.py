@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from oallama.core.errors import DraftDoesNotFit, UsageError
 from oallama.core.options import Options
@@ -30,77 +31,56 @@ MOST_VOCABULARY_DIFFERENCE = 128  # tokens (llama.cpp b11549, common/speculative
 FIRST_COMPARED_TOKEN = 5  # those before may be called otherwise
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """The placement of the model for which a drafter works. block: whether the model's last block is on the device."""
+class Drafter(ABC):
+    """Makes drafts for the model of `target`. placer: of what makes them, a model too."""
 
-    attention: Attention
-    block: bool
-
-    @classmethod
-    def of(cls, placer: Placer, plan: Plan) -> Beside:
-        """llama.cpp counts the output as a layer behind the last block."""
-        return cls(placer.attention_for(plan), plan.n_gpu_layers >= 2)
-
-
-class Drafter(Protocol):
-    """Makes drafts for a model."""
-
-    most_drafts: int
     flags: tuple[str, ...]  # that ask for it
-    least_bytes: int  # of the device, of its weights, that plans beside it must leave free
+    identity: str  # equal for drafters that make equal drafts
+    name: str  # in notes
+    least_bytes = 0  # of the device, of its weights, that plans beside it must leave free
+    most_drafts = len(PUBLISHED)
 
-    @property
-    def identity(self) -> str:
-        """Equal for drafters that make equal drafts."""
+    def __init__(self, target: Placer, placer: Placer) -> None:
+        self.placer, self._target = placer, target
+        self._problem = cache(placer.problem)
 
-    @property
-    def name(self) -> str:
-        """Its name in notes."""
-
-    @property
+    @cached_property
     def acceptance(self) -> Acceptance:
         """Recorded acceptance of its drafts."""
+        return read_acceptance(self._target.model.fingerprint, self.placer.model.fingerprint)
 
     def reserves(self, workload: Workload, attention: Attention) -> int:
         """Device bytes that plans must leave free for it."""
+        return 0
 
-    def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
-        """The decode step with drafts of these acceptance rates."""
+    @abstractmethod
+    def step(
+        self, workload: Workload, accepted: Sequence[float], attention: Attention, block_on_device: bool
+    ) -> DecodeStep:
+        """The decode step with drafts of these acceptance rates. workload: without drafts; attention: the model's;
+        block_on_device: whether the model's last block is there."""
 
+    @abstractmethod
     def draft(self, plan: Plan, accepted: Sequence[float]) -> Draft:
         """The Draft of a plan, with one draft per acceptance rate. Raises what a no_alloc load raises."""
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """A draft model, whole on the device of a placer, or on the CPU without a device."""
 
-    most_drafts = len(PUBLISHED)
-
-    def __init__(self, placer: Placer, path: str) -> None:
+    def __init__(self, target: Placer, path: str) -> None:
         """Raises ModelFileError, and UsageError for a model of another vocabulary."""
         options = Options(
-            device=str(placer.device), threads=placer.threads, n_ctx=placer.options.n_ctx,
-            n_ubatch=placer.options.n_ubatch,
+            device=str(target.device), threads=target.threads, n_ctx=target.options.n_ctx,
+            n_ubatch=target.options.n_ubatch,
         )  # fmt: skip
-        self.placer = type(placer).of_file(path, options)
-        check_same_vocabulary(placer.model.path, path)
-        self.flags: tuple[str, ...] = ("-md", path)
-        self._on_device, self._target = placer.has_device, placer
+        super().__init__(target, type(target).of_file(path, options))
+        check_same_vocabulary(target.model.path, path)
+        model = self.placer.model
+        self.flags, self.identity = ("-md", path), f"draft-simple {model.fingerprint}"
+        self.name = model.name or "the draft model"
+        self._on_device = target.has_device
         self.least_bytes = sum(operator.bytes for operator in self.placer.operators) if self._on_device else 0
-        self._problem = cache(lambda flash_attn: self.placer.problem(flash_attn))
-
-    @property
-    def identity(self) -> str:
-        return f"draft-simple {self.placer.model.fingerprint}"
-
-    @property
-    def name(self) -> str:
-        return self.placer.model.name or "the draft model"
-
-    @cached_property
-    def acceptance(self) -> Acceptance:
-        return read_acceptance(self._target.model.fingerprint, self.placer.model.fingerprint)
 
     @cached_property
     def _placed(self) -> Placement:
@@ -124,47 +104,38 @@ class DraftModel:
         path = self.placer.model.path
         return Draft("draft-simple", len(accepted), path, self._on_device, on_device, on_host, tuple(accepted))
 
-    def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
+    def step(
+        self, workload: Workload, accepted: Sequence[float], attention: Attention, block_on_device: bool
+    ) -> DecodeStep:
         """The decode step. In each step the draft model makes drafts one by one, then reads the tokens that the model
         has checked; it also reads prompts (b11549, common/speculative.cpp)."""
-        n_draft, problem = len(accepted), self._problem(beside.attention.flash_attn)
-        step = replace(workload.step, n_draft=0, accepted=0.0, draft_s=0.0, draft_prompt_s=0.0)
+        n_draft, problem = len(accepted), self._problem(attention.flash_attn)
         one_by_one, checked = (
-            price(problem, replace(workload, step=replace(step, n_draft=n)), self._placed) for n in (0, n_draft)
+            price(problem, replace(workload, step=replace(workload.step, n_draft=n)), self._placed)
+            for n in (0, n_draft)
         )
         return replace(
-            step, n_draft=n_draft, accepted=sum(accepted), draft_s=n_draft * one_by_one.tpot_s + checked.tpot_s,
-            draft_prompt_s=one_by_one.ttft_s,
+            workload.step, n_draft=n_draft, accepted=sum(accepted), draft_prompt_s=one_by_one.ttft_s,
+            draft_s=n_draft * one_by_one.tpot_s + checked.tpot_s,
         )  # fmt: skip
 
 
-class MtpBlock:
+class MtpBlock(Drafter):
     """A model's own last block (MTP), whole on the device if the plan has a layer there. If it shares the output with
     the model, the output's time is priced with the model's operators (cost/whole.py), so that plans count all its uses.
     Its memory is part of every load of the model for such a step (run/no_alloc_loads.py)."""
 
-    name, identity, most_drafts = "the model's last block (MTP)", "draft-mtp", len(PUBLISHED)
-    flags: tuple[str, ...] = ("--spec", "mtp")
-    least_bytes = 0
+    name, identity, flags = "the model's last block (MTP)", "draft-mtp", ("--spec", "mtp")
 
-    def __init__(self, placer: Placer) -> None:
+    def __init__(self, target: Placer) -> None:
         """Raises ModelFileError, and UsageError for a model without such a block, or with several."""
-        gguf = read_gguf(placer.model.path)
+        gguf = read_gguf(target.model.path)
         block = mtp_model(gguf)
         model = replace(model_info(block), file_bytes=sum(tensor.n_bytes for tensor in block.tensors))
-        options = Options(device=str(placer.device), threads=placer.threads, n_ctx=placer.options.n_ctx)
+        options = Options(device=str(target.device), threads=target.threads, n_ctx=target.options.n_ctx)
         names = [tensor.name for tensor in block.tensors]
-        self.placer = type(placer)(model, operators(block), names, options)
-        self._target = placer
+        super().__init__(target, type(target)(model, operators(block), names, options))
         self._shares_output = not any("shared_head_head" in tensor.name for tensor in gguf.tensors)
-        self._problem = cache(lambda flash_attn: self.placer.problem(flash_attn))
-
-    @cached_property
-    def acceptance(self) -> Acceptance:
-        return read_acceptance(self._target.model.fingerprint, self.placer.model.fingerprint)
-
-    def reserves(self, workload: Workload, attention: Attention) -> int:
-        return 0
 
     def draft(self, plan: Plan, accepted: Sequence[float]) -> Draft:
         loads, attention = self._target.no_alloc_loads, self._target.attention_for(plan)
@@ -174,17 +145,15 @@ class MtpBlock:
             loads.sides(workload, placement, attention) for workload in (plan.workload, without_drafts)
         )
         on_host, on_device = (max(0, a - b) for a, b in zip(with_block, without_block, strict=True))
-        is_there = Beside.of(self._target, plan).block
-        return Draft("draft-mtp", len(accepted), "", is_there, on_device, on_host, tuple(accepted))
+        return Draft("draft-mtp", len(accepted), "", _has_last_block(plan), on_device, on_host, tuple(accepted))
 
-    def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
+    def step(
+        self, workload: Workload, accepted: Sequence[float], attention: Attention, block_on_device: bool
+    ) -> DecodeStep:
         """The decode step. In each step the block makes drafts one by one, then reads the tokens that the model has
         checked, without logits; it also reads prompts (b11549, common/speculative.cpp)."""
-        n_draft, problem = len(accepted), self._problem(beside.attention.flash_attn)
-        step = replace(
-            workload.step, n_draft=0, accepted=0.0, draft_s=0.0, draft_prompt_s=0.0, mtp=False, shares_output=False
-        )
-        placement = _whole(self.placer, beside.block)
+        n_draft, problem, step = len(accepted), self._problem(attention.flash_attn), workload.step
+        placement = _whole(self.placer, block_on_device)
 
         def seconds(n_tokens: int, logits: bool) -> float:
             """Seconds of a pass over n_tokens tokens of each request."""
@@ -204,8 +173,12 @@ class MtpBlock:
         """Seconds of the output in a decode step."""
         costs = costs_of(problem, workload, "decode", placement.llama_uses_device(problem.graph.n_layer))
         last = costs.operators[-1]
-        on_device = placement.on_device[-1] and last.t_gpu_s is not None
-        return last.t_gpu_s if on_device and last.t_gpu_s is not None else last.t_cpu_s
+        return last.t_gpu_s if placement.on_device[-1] and last.t_gpu_s is not None else last.t_cpu_s
+
+
+def _has_last_block(plan: Plan) -> bool:
+    """Whether the model's last block is on the device; llama.cpp counts the output as a layer behind it."""
+    return plan.n_gpu_layers >= 2
 
 
 def _whole(placer: Placer, on_device: bool) -> Placement:
@@ -232,7 +205,7 @@ def planned_with_drafts(
     beside = placer_beside(placer, drafter.reserves(workload, placer.attention_for(plain)), plain.memory.limit)
 
     def with_step(n_draft: int, base: Plan) -> Workload:
-        step = drafter.step(workload, accepted[:n_draft], Beside.of(placer, base))
+        step = drafter.step(workload, accepted[:n_draft], placer.attention_for(base), _has_last_block(base))
         return replace(workload, step=step, n_ubatch=base.workload.n_ubatch)
 
     plans: dict[int, Plan] = {}
@@ -287,10 +260,9 @@ def beside_drafts(
     """(a placer that keeps the drafter's memory free, these bytes, the decode step with drafts of these acceptance
     rates), assuming that the model is whole on the device if there is one. limit: as in placer_beside. Raises
     DraftDoesNotFit."""
-    attention, on_device = placer.attention, placer.has_device
-    n_bytes = drafter.reserves(workload, attention)
+    n_bytes = drafter.reserves(workload, placer.attention)
     beside = placer_beside(placer, n_bytes, limit)
-    return beside, n_bytes, drafter.step(workload, accepted, Beside(attention, on_device))
+    return beside, n_bytes, drafter.step(workload, accepted, placer.attention, placer.has_device)
 
 
 def draft_fingerprint(model: ModelInfo, draft: Draft | None) -> str | None:

@@ -23,7 +23,7 @@ from oallama.cli.speculation import StepOptions
 from oallama.core.errors import DraftDoesNotFit, UsageError
 from oallama.core.types import NGRAM, DecodeStep, Draft, Operator, Workload
 from oallama.placer import Placer
-from oallama.placer.drafter import Beside, DraftModel, MtpBlock, placer_beside, planned_with_drafts
+from oallama.placer.drafter import DraftModel, MtpBlock, placer_beside, planned_with_drafts
 from oallama.plan.plan import Plan
 from oallama.planner.verify import with_draft_block
 from oallama.profile.acceptance import read_acceptance
@@ -87,7 +87,7 @@ def test_a_models_own_block_is_on_the_device_first(tmp_path: Path) -> None:
     placer, plain = case.placer, case.plan.workload
     drafter, accepted = MtpBlock(placer), (0.9, 0.8)
     drafter.placer._profile = beside_fast_card(drafter.placer, 1e9)
-    on_device, on_cpu = (drafter.step(plain, accepted, Beside(placer.attention, x)) for x in (True, False))
+    on_device, on_cpu = (drafter.step(plain, accepted, placer.attention, x) for x in (True, False))
     assert (
         on_device.mtp
         and on_device.shares_output
@@ -162,7 +162,7 @@ def test_the_number_of_drafts_is_about_as_good_as_any() -> None:
     beside = placer_beside(placer, drafter.needs(workload, placer.attention)[1], plain.memory.limit)
     for accepted in ((0.1, 0.01), (1.0, 1.0)):
         found = planned_with_drafts(placer, drafter, workload, planned, accepted)
-        steps = [drafter.step(workload, accepted[:n], Beside(placer.attention, True)) for n in (1, 2)]
+        steps = [drafter.step(workload, accepted[:n], placer.attention, True) for n in (1, 2)]
         plans = [plain, *(planned(beside, replace(workload, step=step)) for step in steps)]
         totals = [plan.predicted.total_s for plan in plans]
         assert found.predicted.total_s <= 1.03 * min(totals)

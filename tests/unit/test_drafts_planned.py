@@ -12,7 +12,7 @@ from oallama.core.types import Attention, DecodeStep, Draft, MulMat, Workload
 from oallama.cost.experts import ExpertUse, experts_alike, of_step, share_of_step
 from oallama.cost.kernels import Kernels
 from oallama.placer import Placer
-from oallama.placer.drafter import Beside, planned_with_drafts
+from oallama.placer.drafter import planned_with_drafts
 from oallama.plan.plan import Plan
 from oallama.profile.acceptance import NO_ACCEPTANCE, Acceptance
 from oallama.report.operators import step_text
@@ -38,7 +38,9 @@ class Cheap:
     def reserves(self, workload: Workload, attention: Attention) -> int:
         return 0
 
-    def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
+    def step(
+        self, workload: Workload, accepted: Sequence[float], attention: Attention, block_on_device: bool
+    ) -> DecodeStep:
         return DecodeStep(1, len(accepted), sum(accepted), 1e-3 * len(accepted))
 
     def draft(self, plan: Plan, accepted: Sequence[float]) -> Draft:
