@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from oallama.core.errors import UsageError
-from oallama.core.profile import Profile
 from oallama.core.types import PrefetchMode, Workload
 from oallama.device.card import Card
 from oallama.device.machines import Machine
 from oallama.placer.model_on_device import ModelOnDevice
 from oallama.plan.plan import Plan
-from oallama.planner.attention import with_attention
+from oallama.planner.attention import Problems, with_attention
 from oallama.planner.decide import AUTO, decide, plan, policy_named
 from oallama.planner.placement import VerifiedPlan
 from oallama.planner.policies.registry import Request, Rules
@@ -27,7 +26,6 @@ from oallama.planner.pure_plan import (
     WhatIf,
     counted_load_of,
     problem_over,
-    pure_problem,
     pure_problems,
     what_if,
     what_if_over,
@@ -35,23 +33,16 @@ from oallama.planner.pure_plan import (
 from oallama.profile.described import TOKENS, described, with_card
 
 
-def problem_on(placer: ModelOnDevice, machine: Machine) -> Problem:
-    """The planning problem on a described machine. Its host memory is assumed to suffice."""
-    profile = described_profile(placer, machine)
-    return pure_problem(placer.header, profile, placer.options, memory_on(placer, machine), "on", placer.routing)
-
-
-def described_profile(placer: ModelOnDevice, machine: Machine) -> Profile:
-    return described(machine.host, machine.card, placer.model, placer.operators, TOKENS)
-
-
-def memory_on(placer: ModelOnDevice, machine: Machine) -> Memory:
-    vram = placer.options.vram
-    return Memory(
-        machine.card.memory_bytes if vram is None else vram,
+def problems_on(placer: ModelOnDevice, machine: Machine) -> Problems:
+    """The planning problems on a described machine. Its host memory is assumed to suffice."""
+    options = replace(placer.options, flash_attn="on")
+    memory = Memory(
+        machine.card.memory_bytes if options.vram is None else options.vram,
         host_budget=sys.maxsize,
         on_host=lambda workload, _attention: _on_host(placer, workload),
     )
+    profile = described(machine.host, machine.card, placer.model, placer.operators, TOKENS)
+    return pure_problems(placer.header, profile, options, memory, placer.routing)
 
 
 def plan_for(
@@ -63,10 +54,8 @@ def plan_for(
 ) -> Plan:
     """Plan for a described machine; see Placer.plan. policy None: auto; fit: as predicted by what_if. Raises
     UsageError, DoesNotFit."""
-    options, rules = replace(placer.options, flash_attn="on"), Rules(prefetch=prefetch or "ahead")
-    profile, memory = described_profile(placer, machine), memory_on(placer, machine)
-    problems = pure_problems(placer.header, profile, options, memory, placer.routing)
-    return plan(problems, Request(workload, policy_named(policy or AUTO, rules), rules=rules))
+    rules = Rules(prefetch=prefetch or "ahead")
+    return plan(problems_on(placer, machine), Request(workload, policy_named(policy or AUTO, rules), rules=rules))
 
 
 def alone_and_beside(
@@ -87,31 +76,27 @@ def alone_and_beside(
         placer.no_alloc_loads.begin_on_host(workload, rule.attention(mode))
     request = Request(workload, cpu)
     cpu_decision = decide(placer.problems.worth_planning(request), request)
-    return cpu_decision, beside_each(placer, placer.problem("on"), rows, workload, policy)
+    return cpu_decision, _beside_each(placer, rows, workload, policy)
 
 
-def beside_each(
-    placer: ModelOnDevice, of_cpu: Problem, rows: Sequence[tuple[Card, ...]], workload: Workload, policy: str
+def _beside_each(
+    placer: ModelOnDevice, rows: Sequence[tuple[Card, ...]], workload: Workload, policy: str
 ) -> Iterator[WhatIf]:
-    """Yield predictions for each row's cards, with all their memory, and this machine's CPU. of_cpu: the CPU's
-    problem."""
-    model, operators = placer.model, placer.operators
-    host = _on_host(placer, workload)
+    """Yield predictions for each row's cards, with all their memory, and this machine's CPU."""
+    model, operators, host, on_cpu = placer.model, placer.operators, _on_host(placer, workload), placer.problem("on")
+    attention = placer.attention_rule.attention("on")
 
     def problem_with(card: Card) -> Problem:
-        card_profile = with_card(placer.profile(), card, model, operators, kv=placer.attention_rule.attention("on"))
+        profile = with_attention(with_card(placer.profile(), card, model, operators, kv=attention), "on")
         no_alloc_load = counted_load_of(host, operators, model.n_layer, card.memory_bytes)
-        return replace(
-            of_cpu, profile=with_attention(card_profile, "on"), no_alloc_load=no_alloc_load, vram=None, gpu_weights=None
-        )
+        return replace(on_cpu, profile=profile, no_alloc_load=no_alloc_load, vram=card.memory_bytes, gpu_weights=None)
 
-    def row_of(cards: tuple[Card, ...]) -> WhatIf:
-        if len(cards) == 1:
-            return what_if(problem_with(cards[0]), cards[0], workload, policy_named(policy))
-        card_problems = [replace(problem_with(card), vram=card.memory_bytes) for card in cards]
-        return what_if_over(problem_over(card_problems, host), cards, workload)
-
-    return map(row_of, rows)
+    for cards in rows:
+        first_problem, *others = map(problem_with, cards)
+        if others:
+            yield what_if_over(problem_over([first_problem, *others], host), cards, workload)
+        else:
+            yield what_if(first_problem, cards[0], workload, policy_named(policy))
 
 
 def _on_host(placer: ModelOnDevice, workload: Workload) -> LoadBytes:

@@ -17,7 +17,7 @@ from oallama.core.profile import Profile
 from oallama.core.types import Phase, Predicted, PrefetchMode, Workload
 from oallama.core.units import format_bytes
 from oallama.device.spec import DeviceSpec, parse_device
-from oallama.placer.described import problem_on
+from oallama.placer.described import problems_on
 from oallama.placer.model_on_device import ModelOnDevice
 from oallama.placer.plans import Given, checked, plan_over_devices, unmeasured_plan
 from oallama.placer.report import search_report
@@ -199,7 +199,7 @@ class Placer(ModelOnDevice):
         plan.check(self.model, self.operators)  # before anything is measured
         target = self.on_devices_of(plan)
         target.check_one_device("a simulation")
-        problem = target.problem_for(plan) if machine is None else problem_on(target, machine)
+        problem = target.problem_for(plan) if machine is None else problems_on(target, machine).of("on")
         return simulate(problem, workload or plan.workload, target.placed_on(plan, problem))
 
     def expected(self, plan: Plan, n_prompt: int, n_gen: int, n_past: int = 0) -> Predicted | None:
