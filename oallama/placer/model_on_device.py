@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from oallama.core.errors import DeviceError, PlanError, UsageError
 from oallama.core.history import BlockRuns, History
@@ -26,7 +26,7 @@ from oallama.planner.price import seen_passes
 from oallama.planner.problem import Problem, costs_of
 from oallama.profile.busy import was_busy
 from oallama.profile.emulate import resolved, this_host, usual_threads
-from oallama.profile.history import adopted, corrected, rates_text, with_seen
+from oallama.profile.history import adopted, corrected, rates_text, read_history, timings_of, with_seen, write_history
 from oallama.profile.progress import Progress
 from oallama.run.no_alloc_loads import NoAllocLoads
 
@@ -90,11 +90,9 @@ class ModelOnDevice:
     def check_one_device(self, what: str) -> None:
         """Raises UsageError for several devices."""
         if self.members:
+            names = ", ".join(str(member.device) for member in self.members)
             n_devices = len(self.members)
-            if self.chose_devices:
-                names = ", ".join(str(member.device) for member in self.members)
-                raise UsageError(f"{what} needs one device, and there are {n_devices}; name one of {names} (--device)")
-            raise UsageError(f"{what} needs one device, but --device names {n_devices}; name one device")
+            raise UsageError(f"{what} needs one device, and there are {n_devices}; name one of {names} (--device)")
 
     @cached_property
     def threads(self) -> int:
@@ -120,18 +118,12 @@ class ModelOnDevice:
         return self.members[0].known_device if self.members else known_device(self.device)
 
     @property
-    def machine(self) -> dict[str, Any]:
-        """The fingerprint of this machine with the device, to which measurements belong. Raises as found_device."""
+    def machine_key(self) -> str:
+        """Key under which profiles and histories of this machine with the device are kept. Raises as found_device."""
+        from oallama.profile.machine import fingerprint_key
         from oallama.profile.profiler import machine_with
 
-        return machine_with(self.known_device, self.threads)
-
-    @property
-    def machine_key(self) -> str:
-        """Key under which profiles and histories of this machine with the device are kept. Raises as above."""
-        from oallama.profile.machine import fingerprint_key
-
-        return fingerprint_key(self.machine)
+        return fingerprint_key(machine_with(self.known_device, self.threads))
 
     @cached_property
     def routing(self) -> Routing | None:
@@ -273,17 +265,14 @@ class ModelOnDevice:
     def keep_runs(self, plan: Plan, runs: Sequence[BlockRuns]) -> None:
         """Add measured times of a plan's blocks to the history of this model and machine, if one is kept; adopt_history
         corrects the profile from it. Raises ProfileError if the cache cannot be written, and as problem."""
-        if not runs or not self.keeps_history or self._measured is None:
-            return
-        from oallama.profile.history import write_history
+        measured = self._own_profile() if runs else None
+        if measured and (seen := seen_passes(self.problem_for(plan), plan, self.placed(plan), runs)):
+            write_history(with_seen(self._history(measured), seen), self.machine_key)
 
-        if seen := seen_passes(self.problem_for(plan), plan, self.placed(plan), runs):
-            write_history(with_seen(self._history(self._measured), seen), self.machine_key)
-
-    @property
-    def keeps_history(self) -> bool:
-        """False if the profile came from a file, nothing was measured, or the device is emulated."""
-        return not self.device.is_emulated and self.known_profile is not None and self._measured is not None
+    def _own_profile(self) -> Profile | None:
+        """The profile before it was corrected, to which the history belongs; None if it came from a file, nothing was
+        measured, or the device is emulated."""
+        return None if self.device.is_emulated or self.known_profile is None else self._measured
 
     def adopt_history(self) -> str:
         """Correct the profile by the history from now on; returns the correction in words, "" if there is none. Raises
@@ -292,22 +281,18 @@ class ModelOnDevice:
             messages = {str(member.device): member.adopt_history() for member in self.members}
             self._profile = self.members[0]._profile
             return "; ".join(f"{device}: {rates}" for device, rates in messages.items() if rates)
-        if not self.keeps_history or self._measured is None:
+        if (measured := self._own_profile()) is None:
             return ""
-        from oallama.profile.history import write_history
-
-        history = self._history(self._measured)
+        history = self._history(measured)
         adopted_history = adopted(history)
         if adopted_history == history:
             return ""
         write_history(adopted_history, self.machine_key)
-        self._profile = corrected(self._measured, adopted_history)
+        self._profile = corrected(measured, adopted_history)
         return rates_text(adopted_history)
 
     def _history(self, measured: Profile) -> History:
         """History of runs under this profile."""
-        from oallama.profile.history import read_history, timings_of
-
         return read_history(self.model.fingerprint, self.machine_key, timings_of(measured))
 
 

@@ -190,7 +190,7 @@ def test_each_of_several_devices_is_profiled_and_one_exported(
     assert exit_code(["profile", str(model)]) == 0
     assert {"card", "slow"} <= set(capsys.readouterr().out.split())
     assert exit_code(["profile", str(model), "--export", str(tmp_path / "p.json")]) == 2
-    assert "--export needs one device, but --device names 2" in capsys.readouterr().err
+    assert "--export needs one device, and there are 2" in capsys.readouterr().err
 
 
 def test_the_gpus_that_there_are_have_the_first_ones_back_end_and_no_integrated_one_beside_them() -> None:
