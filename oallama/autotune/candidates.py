@@ -3,18 +3,16 @@ that serve all classes."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from operator import attrgetter, itemgetter
+from dataclasses import replace
+from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.core.types import DecodeStep, Predicted, Workload
+from oallama.core.types import DecodeStep, Predicted, StockOptions, Workload
 from oallama.placer.drafter import Drafter, beside_drafts, planned_with_drafts
 from oallama.placer.plans import plan_of_ranges
 from oallama.placer.stock import memory_cap, promising_stock, stock_load, stock_plan
@@ -37,20 +35,8 @@ STOCK_DRAFTS = (1, 2, 4)  # numbers of drafts to try with stock llama.cpp if the
 NEAR = 1.03  # a plan serves a class if it is predicted to take at most this many times as long as the best one
 
 
-@dataclass(frozen=True, slots=True)
-class StockCandidate:
-    """A configuration of stock llama.cpp to measure. predicted None: no prediction; n_draft: drafts per step; device:
-    the only device that it uses of several; "": all."""
-
-    placement: StockPlacement
-    predicted: Predicted | None
-    n_draft: int = 0
-    device: str = ""
-
-    @property
-    def total_s(self) -> float:
-        """Predicted seconds; infinite without a prediction."""
-        return math.inf if self.predicted is None else self.predicted.total_s
+Candidate = tuple[float, StockTry]
+"""A configuration of stock llama.cpp to measure, behind its predicted seconds; infinite without a prediction."""
 
 
 class Candidates:
@@ -83,7 +69,7 @@ class Candidates:
         most classes, the fastest by prediction."""
         workload, fit = self._workloads[kind], self._fits[kind] or UNKNOWN
         stock = self._stock(kind)
-        best_s = min(candidate.total_s for candidate in stock)
+        best_s = min(seconds for seconds, _ in stock)
         ranked = {name: seconds for name, seconds in self._ranked[kind].items() if seconds <= HOPELESS * best_s}
         names = sorted(ranked, key=lambda name: (not self._is_near(kind, name), -self._wide[name], ranked[name]))
         promised = {name: best_s / ranked[name] if best_s < math.inf else None for name in names}
@@ -93,9 +79,7 @@ class Candidates:
             workload.n_gen,
             n_gen,
             fit.ttft_s * (1 + workload.n_past / workload.n_prompt / 2) + n_gen * fit.tpot_s,
-            tuple(
-                StockTry(candidate.placement, n_draft=candidate.n_draft, device=candidate.device) for candidate in stock
-            ),
+            tuple(stock_try for _, stock_try in stock),
             races=tuple(ABTest(self._plans[n].policy, n, workload.n_gen, promised[n]) for n in names[:MOST_TESTS]),
         )
 
@@ -148,8 +132,8 @@ class Candidates:
         return None
 
     def _keep(self, plan: Plan) -> Plan:
-        digest = placement_digest(plan)
-        plan = next((known for known in self._plans.values() if placement_digest(known) == digest), plan)
+        digest = placement_of(plan)
+        plan = next((known for known in self._plans.values() if placement_of(known) == digest), plan)
         return self._plans.setdefault(plan.fingerprint, plan)
 
     def _ranks(self, kind: WorkloadClass) -> dict[str, float]:
@@ -158,7 +142,8 @@ class Candidates:
         workload, fit = self._workloads[kind], self._fits[kind]
         ranked = []
         for name, plan in self._plans.items():
-            predicted = self._placer.price(plan, _with_ubatch(workload, plan))
+            workload = replace(workload, n_ubatch=plan.workload.n_ubatch, step=plan.workload.step)
+            predicted = self._placer.price(plan, workload)
             late = predicted.ttft_s / fit.ttft_s if fit is not None and not self._late_may_win else 0.0
             if late <= LIKELY_LATE and math.isfinite(predicted.total_s):
                 ranked.append((late > LATE, predicted.total_s, name))
@@ -169,10 +154,10 @@ class Candidates:
         ranked = self._ranked[kind]
         return plan in ranked and ranked[plan] <= NEAR * next(iter(ranked.values()))
 
-    def _stock(self, kind: WorkloadClass) -> list[StockCandidate]:
+    def _stock(self, kind: WorkloadClass) -> list[Candidate]:
         """Configurations of stock llama.cpp to measure, --fit first."""
         placer, workload, fit = self._placer, self._workloads[kind], self._fits[kind]
-        default = StockCandidate(self._fit, fit)
+        default = (math.inf if fit is None else fit.total_s, StockTry(self._fit))
         if fit is None:
             return [default]
         latest_s = math.inf if self._late_may_win else LIKELY_LATE * fit.ttft_s
@@ -181,22 +166,20 @@ class Candidates:
         for device, placement in self._alone.items():
             predicted = stock_plan(placer.alone_on(device), workload, placement).predicted
             if predicted is not None and predicted.ttft_s <= latest_s:
-                candidate = StockCandidate(placement, predicted, device=device)
+                candidate = (predicted.total_s, StockTry(placement, device=device))
                 configurations.setdefault(self._does(candidate), candidate)
         promising = [
-            StockCandidate(placement, predicted, device=device)
+            (predicted.total_s, StockTry(placement, device=device))
             for device in self._alone or ("",)
             for placement, predicted in promising_stock(placer.alone_on(device), workload, modes, n_ubatches, latest_s)
         ]
-        for candidate in sorted(promising, key=attrgetter("total_s"))[:MOST_PROMISING]:
+        for candidate in sorted(promising, key=itemgetter(0))[:MOST_PROMISING]:
             configurations.setdefault(self._does(candidate), candidate)
         offered = [*configurations.values(), *self._stock_with_drafts(workload, n_ubatches, latest_s)]
-        most_s = HOPELESS * min(candidate.total_s for candidate in offered)
-        return [candidate for candidate in offered if candidate is default or candidate.total_s <= most_s]
+        most_s = HOPELESS * min(seconds for seconds, _ in offered)
+        return [candidate for candidate in offered if candidate is default or candidate[0] <= most_s]
 
-    def _stock_with_drafts(
-        self, workload: Workload, n_ubatches: Sequence[int], latest_s: float
-    ) -> Iterator[StockCandidate]:
+    def _stock_with_drafts(self, workload: Workload, n_ubatches: Sequence[int], latest_s: float) -> Iterator[Candidate]:
         """Yield the most promising configuration for each number of drafts."""
         if self._drafter is None:
             return
@@ -206,16 +189,13 @@ class Candidates:
                 drafted_workload = replace(workload, step=step)
                 options = promising_stock(placer, drafted_workload, n_ubatches=n_ubatches, latest_s=latest_s)
                 if options:
-                    yield StockCandidate(*min(options, key=lambda option: option[1].total_s), n_draft)
+                    placement, predicted = min(options, key=lambda option: option[1].total_s)
+                    yield predicted.total_s, StockTry(placement, n_draft=n_draft)
 
-    def _does(self, candidate: StockCandidate) -> Hashable:
+    def _does(self, candidate: Candidate) -> Hashable:
         """A key that is equal for equivalent configurations."""
-        placer = self._placer
-        return candidate.device, effect_of(placer.operators, placer.model.n_layer, candidate.placement)
-
-
-def _with_ubatch(workload: Workload, plan: Plan) -> Workload:
-    return replace(workload, n_ubatch=plan.workload.n_ubatch, step=plan.workload.step)
+        (_, stock_try), placer = candidate, self._placer
+        return stock_try.device, effect_of(placer.operators, placer.model.n_layer, stock_try.placement)
 
 
 def with_stock_drafts(placer: Placer, drafter: Drafter, workload: Workload, n_draft: int) -> tuple[Placer, DecodeStep]:
@@ -227,13 +207,12 @@ def with_stock_drafts(placer: Placer, drafter: Drafter, workload: Workload, n_dr
     return placer_with_drafts, step
 
 
-def placement_digest(plan: Plan) -> str:
-    """A digest that is equal for plans with equal placements. Flash attention "auto" counts as on: llama.cpp turns it
-    off only where it is impossible."""
-    document = plan.to_json()
-    keys = ("device", "n_gpu_layers", "operators", "streaming", "token_assignment")
-    options = (plan.stock.no_host, plan.stock.moe_cache_bytes) if plan.stock is not None else (False, 0)
-    drafts = None if plan.draft is None else (plan.draft.kind, plan.draft.n_draft)
+def placement_of(plan: Plan) -> Hashable:
+    """A key that is equal for plans with equal placements. Flash attention "auto" counts as on: llama.cpp turns it off
+    only where it is impossible."""
+    options = plan.stock or StockOptions()
     is_off = plan.attention is not None and plan.attention.flash_attn == "off"
-    placement = [*(document.get(key) for key in keys), *options, plan.workload.n_ubatch, is_off, drafts]
-    return hashlib.sha256(json.dumps(placement, sort_keys=True).encode()).hexdigest()
+    return (
+        plan.device, plan.n_gpu_layers, plan.operators, plan.streaming, plan.token_assignment, options.no_host,
+        options.moe_cache_bytes, plan.workload.n_ubatch, is_off, plan.draft and (plan.draft.kind, plan.draft.n_draft),
+    )  # fmt: skip

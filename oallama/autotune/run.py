@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from oallama.autotune.candidates import Candidates, placement_digest, with_stock_drafts
+from oallama.autotune.candidates import Candidates, placement_of, with_stock_drafts
 from oallama.bench.ab import Bench, ProgressCallback, quiet, run_bench
 from oallama.bench.arms import STOCK_FIT, ArmMaker
 from oallama.bench.prepare import setting_of
@@ -301,7 +301,7 @@ class _Tuner:
         most_late = LATE * fit.speed.prompt_s / options.speed.prompt_s if fit.speed and options.speed else LATE
         races = []
         for ab_test in result.races:
-            same = placement_digest(self.result.plan(ab_test.plan)) == placement_digest(plan)
+            same = placement_of(self.result.plan(ab_test.plan)) == placement_of(plan)
             refused = f"{ab_test.policy}{SAME}" if same else ab_test.refused
             races.append(replace(ab_test, most_late=None if late_may_win else most_late, refused=refused))
         plans = {**self.result.plans, plan.fingerprint: plan.to_json()}
