@@ -236,16 +236,18 @@ class Plan:
             nested = from_json(_Nested, document, "plan")
             flattened = {
                 **document,
-                "model_path": nested.model.path,
-                "model_fingerprint": nested.model.fingerprint,
-                "machine_fingerprint": nested.machine.fingerprint,
-                "token_assignment": [[row.n_tokens, row.n_g] for row in nested.token_assignment],
+                "model_path": nested.model["path"],
+                "model_fingerprint": nested.model["fingerprint"],
+                "machine_fingerprint": nested.machine["fingerprint"],
+                "token_assignment": [[row["n_tokens"], row["n_g"]] for row in nested.token_assignment],
                 "extra": {key: value for key, value in document.items() if key not in cls.JSON_KEYS},
                 **({"predicted": None} if document.get("predicted") == _UNPREDICTED else {}),
             }
             plan = from_json(cls, flattened, "plan")
         except CodecError as error:
             raise PlanError(f"{source}: {error}; {_REMEDY}") from None
+        except KeyError as error:
+            raise PlanError(f"{source}: model, machine or token_assignment lacks {error}; {_REMEDY}") from None
         edited = [row.name for row in plan.operators if row.cut is not None and not _agrees(row)]
         if not edited:
             return plan
@@ -288,29 +290,12 @@ def _times(predicted: Predicted) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
-    path: str
-    fingerprint: Line
-
-
-@dataclass(frozen=True, slots=True)
-class _Machine:
-    fingerprint: Line
-
-
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    n_tokens: Count
-    n_g: Count
-
-
-@dataclass(frozen=True, slots=True)
 class _Nested:
     """The keys of the file that a Plan has flat."""
 
-    model: _Model
-    machine: _Machine
-    token_assignment: tuple[_Tokens, ...]
+    model: dict[str, Any]
+    machine: dict[str, Any]
+    token_assignment: tuple[dict[str, Any], ...]
 
 
 def _agrees(row: OperatorPlacement) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
 
-from oallama.core.codec import Mark, to_json
+from oallama.core.codec import Count, Mark, Positive, Size, to_json
 from oallama.core.types import Ratio
 from oallama.plan.plan import Plan
 from oallama.run.stock import StockPlacement
@@ -108,7 +108,7 @@ class ABTest:
     plan: str
     n_gen: int  # length of the answer whose total time is compared
     promised: float | None = None
-    most_late: float | None = None
+    most_late: Positive | None = None
     pairs: tuple[Pair, ...] = ()
     refused: str = ""
 
@@ -151,11 +151,11 @@ class ClassResult:
     rival."""
 
     of: WorkloadClass
-    n_gen: int
-    n_measured: int  # tokens that are generated in a turn (one sample of one arm)
+    n_gen: Size
+    n_measured: Size  # tokens that are generated in a turn (one sample of one arm)
     turn_s: float = 0.0  # predicted seconds of a turn
     tries: tuple[StockTry, ...] = ()
-    rival: int = 0
+    rival: Count = 0
     stock_plan: str = ""
     races: tuple[ABTest, ...] = ()
     measured_at: str = ""  # RFC 3339, UTC
