@@ -61,10 +61,11 @@ def command(plan_file: str, target: str, output: str | None) -> None:
 
 
 def _plugin_text(plan: Plan, placer: Placer) -> str:
-    from oallama.plan.export import split_devices, splits
+    from oallama.plan.export import split_devices
+    from oallama.plan.patterns import split_names
     from oallama.plan.plugin_text import plugin_text
 
-    if not splits(plan, placer.operators):
+    if not split_names(plan, placer.operators):
         raise PlanError("the plan splits no operator and needs no plan file; export it --to llama-server")
     return plugin_text(plan, placer.operators, placer.model.n_layer, split_devices(plan))
 
@@ -73,11 +74,12 @@ def _plugin(plan: Plan, placer: Placer, text_file: Path, target: str) -> Plugin 
     """Return the plugin's library and its plan file, which is written if the plan splits operators; None for a plan
     that stock llama.cpp runs without the plugin."""
     from ggml_bridge.library import find_plugin
-    from oallama.plan.export import Plugin, needs_plugin, splits
+    from oallama.plan.export import Plugin, needs_plugin
+    from oallama.plan.patterns import split_names
 
     if not needs_plugin(plan, placer.operators, target):  # type: ignore[arg-type]
         return None
-    if not splits(plan, placer.operators):
+    if not split_names(plan, placer.operators):
         return Plugin(str(find_plugin()))
     deliver(_plugin_text(plan, placer), str(text_file))
     return Plugin(str(find_plugin()), str(text_file.resolve()))

@@ -57,12 +57,6 @@ class Backend:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def splits(plan: Plan, operators: Sequence[Operator], counts: bool = False) -> bool:
-    """Whether stock llama.cpp needs the plugin's plan file: the plan splits or streams an operator, or, with `counts`,
-    has experts on the host, whose uses the plugin counts."""
-    return bool(split_names(plan, operators, counts))
-
-
 def needs_plugin(plan: Plan, operators: Sequence[Operator], target: Target = "llama-server") -> bool:
     """Whether stock llama.cpp needs the plugin for the plan: an operator is split, or in a CPU layout that stock
     llama.cpp cannot name."""
@@ -121,10 +115,12 @@ def stock_command(
     programs cannot use, and for a plan that a stock program cannot load.
     """
     device, spec = stock_device(plan), parse_device(plan.device)
-    if splits(plan, operators) and device == "none":
+    if split_names(plan, operators) and device == "none":
         raise PlanError("the plan splits operators, so it needs a device")
     if plugin is None and (counts or needs_plugin(plan, operators, target)):
         raise PlanError("the plan splits operators or names layouts of the CPU, so it needs the plugin")
+    if target == "llama-bench" and (plan.draft is not None or (plan.stock and plan.stock.moe_cache_bytes)):
+        raise PlanError("llama-bench has no drafts and no expert cache; use `oallama bench`")
     overridden, with_n_g = _overridden(plan, operators), devices_with_n_g(plan.split_settings)
     patterns = host_patterns(overridden, plan.operators, all_tensor_names, with_n_g, counts)
     if device == "none":  # llama.cpp places tensors without a named layout
@@ -140,12 +136,12 @@ def stock_command(
     if device_layers := plan.device_layers(operators, n_layer_of(operators)):
         arguments += ["-ts", separator.join(map(str, device_layers))]
     arguments += stock_arguments(plan.stock, target) if plan.stock is not None else []
-    arguments += draft_arguments(plan.draft, device, target) if plan.draft is not None else []
+    arguments += draft_arguments(plan.draft, device) if plan.draft is not None else []
     arguments += _overrides(patterns, target)
     arguments += [] if chooses_layouts(patterns) or target == "llama-bench" else ["--no-repack"]
     arguments += ["--load-mode", "none"] if reads_file(patterns) else []
     libraries, settings = _libraries(plugin, backend)
-    if plugin is not None and splits(plan, operators, counts):
+    if plugin is not None and split_names(plan, operators, counts):
         return {**libraries, PLAN_VARIABLE: plugin.plan_file, **settings}, [*arguments, *_SLEEPING_THREADS]
     return {**libraries, **settings}, arguments
 
@@ -163,22 +159,17 @@ def _libraries(plugin: Plugin | None, backend: Backend | None) -> tuple[dict[str
 
 def stock_arguments(options: StockOptions, target: Target = "llama-server") -> list[str]:
     """Arguments of llama.cpp's programs for a stock configuration. With an expert cache the file is not mapped, as it
-    copies from pinned memory. Raises PlanError for llama-bench with an expert cache."""
+    copies from pinned memory."""
     arguments = ["-ncmoe", str(options.n_cpu_moe)] if options.n_cpu_moe else []
     if options.no_host:
         arguments += ["--no-host"] if target != "llama-bench" else ["--no-host", "1"]
     if options.moe_cache_bytes:
-        if target == "llama-bench":
-            raise PlanError("llama-bench has no expert cache; use `oallama bench --arms stock-moe-cache`")
         arguments += ["--moe-cache-mib", str(options.moe_cache_bytes // MIB), "--load-mode", "none"]
     return arguments
 
 
-def draft_arguments(draft: Draft, device: str, target: Target = "llama-server") -> list[str]:
-    """Arguments of llama.cpp's programs for drafts. device: its name in ggml. Raises PlanError for llama-bench, which
-    makes no drafts."""
-    if target == "llama-bench":
-        raise PlanError("llama-bench makes no drafts; use `oallama bench`")
+def draft_arguments(draft: Draft, device: str) -> list[str]:
+    """Arguments of llama.cpp's programs for drafts. device: its name in ggml."""
     arguments = ["--spec-type", draft.kind]
     if draft.kind == "draft-mtp":
         return [*arguments, "--spec-draft-n-max", str(draft.n_draft)]

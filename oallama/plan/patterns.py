@@ -72,7 +72,8 @@ def needs_split(operator: Operator, row: OperatorPlacement, with_n_g: Collection
 
 
 def split_names(record: Plan, operators: Sequence[Operator], counts: bool = False) -> frozenset[str]:
-    """The operators that the split back end must run. counts: as in needs_split."""
+    """The operators that the split back end must run; if there are any, stock llama.cpp needs the plugin's plan file.
+    counts: as in needs_split."""
     by_name = {operator.name: operator for operator in operators}
     with_n_g = devices_with_n_g(record.split_settings)
     placed = ((by_name[p.name], p) for p in record.operators if p.name in by_name)

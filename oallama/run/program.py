@@ -25,10 +25,10 @@ from oallama.plan.export import (
     Plugin,
     needs_plugin,
     split_devices,
-    splits,
     stock_command,
     stock_device,
 )
+from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.run.address import Address
@@ -129,7 +129,7 @@ def launch(
     added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin, backend, counts)
     if plugin is not None:
         added = {**added, REPORT_VARIABLE: str(folder / REPORT_FILES)}
-    if plugin is not None and splits(plan, operators, counts):
+    if plugin is not None and split_names(plan, operators, counts):
         devices = split_devices(plan)  # empty if only experts on the CPU are counted
         write_whole(folder / PLAN_FILE, plugin_text(plan, operators, n_layer, devices, counts=counts))
     if settings.address.api_key is not None:

@@ -27,8 +27,8 @@ from oallama.core.types import (
     StockOptions,
     StreamSettings,
 )
-from oallama.plan.export import Backend, Plugin, Target, export_command, needs_plugin, splits, stock_device
-from oallama.plan.patterns import escape, host_patterns
+from oallama.plan.export import Backend, Plugin, Target, export_command, needs_plugin, stock_device
+from oallama.plan.patterns import escape, host_patterns, split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text, split_texts
 
@@ -314,7 +314,7 @@ def test_what_is_split_goes_to_the_plugin_before_what_is_the_host_s(made: Plan, 
     """llama-bench takes all in one option."""
     assert after("-ot", words_of(made)) == overrides
     assert after("-ot", words_of(made, "llama-bench")) == [";".join(overrides)]
-    assert splits(made, SMALL) is ("OALLAMA_Split" in overrides[0])
+    assert bool(split_names(made, SMALL)) is ("OALLAMA_Split" in overrides[0])
 
 
 def test_with_tokens_assigned_an_output_stays_llama_cpp_s() -> None:
@@ -339,7 +339,7 @@ def test_drafts_go_with_the_plan() -> None:
     own = words_of(laid(workload=workload, draft=Draft("draft-mtp", 2)))
     assert (after("--spec-type", own), after("--spec-draft-n-max", own)) == (["draft-mtp"], ["2"]) and "-md" not in own
     assert after("--parallel", own) == ["1"], "as many slots as have memory for snapshots"
-    with pytest.raises(PlanError, match="llama-bench makes no drafts"):
+    with pytest.raises(PlanError, match="llama-bench has no drafts"):
         words_of(laid(draft=draft), "llama-bench")
     assert Plan.from_json(laid(draft=draft).to_json()).draft == draft
 
