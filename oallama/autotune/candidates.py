@@ -8,7 +8,6 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DoesNotFit, UsageError
@@ -48,7 +47,7 @@ class Candidates:
         placer: Placer,
         workloads: Mapping[WorkloadClass, Workload],
         fit: StockPlacement,
-        alone: Mapping[str, StockPlacement] = MappingProxyType({}),
+        alone: Mapping[str, StockPlacement],
     ) -> None:
         self._placer, self._workloads, self._fit, self._alone = placer, workloads, fit, alone
         self._late_may_win, self._drafter = placer.options.late_first_word, placer.drafter

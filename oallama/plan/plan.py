@@ -161,11 +161,8 @@ class Plan:
         """The plan without the model's own drafts, for a load without its last block (MTP)."""
         if self.draft is None or self.draft.kind != "draft-mtp":
             return self
-        draft_bytes = self.draft.device_bytes
-        memory = replace(self.memory, spare=self.memory.spare + draft_bytes)
-        for name in ("weights_gpu", "compute", "kv"):  # the draft has only their sum
-            n_bytes = min(draft_bytes, getattr(memory, name))
-            memory, draft_bytes = replace(memory, **{name: getattr(memory, name) - n_bytes}), draft_bytes - n_bytes
+        memory, n_bytes = self.memory, self.draft.device_bytes
+        memory = replace(memory, weights_gpu=memory.weights_gpu - n_bytes, spare=memory.spare + n_bytes)
         step = replace(self.workload.step, n_draft=0, accepted=0.0, mtp=False, shares_output=False)
         return replace(self, memory=memory, workload=replace(self.workload, step=step), draft=None)
 

@@ -237,9 +237,8 @@ class ClassResult:
             may = "is not yet distinguishable from it" if promised < NEAR else gain
             so_far = f", {' so far ('.join(_texts(ab_test))})" if ab_test.ratio else ""
             return f"; {_who(ab_test)} {may}{so_far}"
-        if best := max(
-            (ab_test for ab_test in self.races if ab_test.pairs and not ab_test.refused), key=_value, default=None
-        ):
+        measured = [ab_test for ab_test in self.races if ab_test.pairs and not ab_test.refused]
+        if best := max(measured, key=lambda each: each.ratio.value if each.ratio else -math.inf, default=None):
             if best.is_late and best.most_late is not None:
                 late = LATE / (best.prompts * best.most_late)
                 return f": the first word comes {late:.2g} times as late with {_who(best)} as with --fit"
@@ -327,10 +326,6 @@ class TuneResult:
 def _times(pairs: Iterable[tuple[float, float]]) -> float:
     """Speed of the second of each pair relative to the first, by the geometric mean."""
     return math.exp(fmean(math.log(first / second) for first, second in pairs))
-
-
-def _value(ab_test: ABTest) -> float:
-    return ab_test.ratio.value if ab_test.ratio else -math.inf
 
 
 def _times_text(ratio: float) -> str:
