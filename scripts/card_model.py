@@ -20,7 +20,7 @@ from oallama.core.files import read_toml
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.types import ModelInfo, Operator
 from oallama.cost.graph import build_graph
-from oallama.cost.passes import Pass, passes_at
+from oallama.cost.passes import Pass, prompt_passes
 from oallama.cost.whole import Costs, placement_seconds
 from oallama.device.card import Card, Host
 from oallama.device.machines import machine_of
@@ -201,7 +201,7 @@ class PublishedRun:
     def passes(self, phase: str) -> tuple[Pass, ...]:
         """The prompt's micro-batches; of the tokens one, in the middle."""
         if phase == "prompt":
-            return passes_at(0, self.n_prompt, 0, self.ubatch)
+            return prompt_passes(0, self.n_prompt, self.ubatch)
         return (Pass(1, self.n_prompt + max(1, self.n_gen // 2), 1),)
 
 

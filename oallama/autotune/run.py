@@ -113,7 +113,7 @@ def in_settled_order(placer: Placer, progress: ProgressCallback = quiet) -> Plac
         return placer
     progress("profile")
     placer.profile()
-    settled = type(placer)(placer.model, placer.operators, placer.tensor_names, placer.options)
+    settled = placer.with_options()
     settled.drafter = placer.drafter
     return settled
 

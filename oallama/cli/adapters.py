@@ -34,7 +34,6 @@ def adapters_for(placer: Placer) -> list[Adapter]:
 def placer_beside_adapters(placer: Placer) -> Placer:
     """Return a placer that reserves room on the device for the adapters, as if all of their weights were there. Raises
     DoesNotFit, and as adapters_for and a no_alloc load."""
-    from oallama.placer.model_on_device import keeping_free
     from oallama.placer.stock import memory_cap, stock_load
 
     adapters = adapters_for(placer)
@@ -42,7 +41,7 @@ def placer_beside_adapters(placer: Placer) -> Placer:
     if not n_bytes or not placer.has_device:
         return placer
     limit = memory_cap(placer, stock_load(placer, STOCK_UBATCH, STOCK_UBATCH, STOCK_UBATCH)).device_bytes or 0
-    return keeping_free(placer, n_bytes, limit, WHAT, "use fewer, or more --vram")
+    return placer.keeping_free(n_bytes, limit, WHAT, "use fewer, or more --vram")
 
 
 def check_adapters(placer: Placer, plan: Plan) -> None:

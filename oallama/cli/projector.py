@@ -40,14 +40,13 @@ class ProjectorOptions:
         """Return a placer that reserves room on the device for the projector, if requested; else the same placer.
         Raises DoesNotFit, and as reading the device's free memory."""
         from oallama.bench.prepare import setting_of
-        from oallama.placer.model_on_device import keeping_free
 
         projector = self.read()
         if projector is None or not self.offload or not placer.has_device:
             return placer
         limit = setting_of(placer, workload.n_ctx, workload.n_ubatch).cap.device_bytes or 0
         needed = projector.n_bytes(placer.options.flash_attn != "off")
-        return keeping_free(placer, needed, limit, "the vision projector", "leave it on the CPU (--no-mmproj-offload)")
+        return placer.keeping_free(needed, limit, "the vision projector", "leave it on the CPU (--no-mmproj-offload)")
 
     def placed(self, plan: Plan, memory_kept: bool) -> PlacedProjector | None:
         """Place the requested projector beside a plan; None if none is requested. memory_kept: the plan was made with

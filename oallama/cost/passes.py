@@ -29,7 +29,7 @@ def passes(workload: Workload, phase: str) -> tuple[Pass, ...]:
     of n_ubatch, `mixed` the prompt and n_gen tokens."""
     if phase == "decode":
         return (decode_pass(workload),)
-    prompt = passes_at(workload.n_past, workload.n_prompt, 0, workload.n_ubatch)
+    prompt = prompt_passes(workload.n_past, workload.n_prompt, workload.n_ubatch)
     return prompt if phase == "prefill" or not workload.n_gen else (*prompt, decode_pass(workload, workload.n_gen))
 
 
@@ -40,14 +40,8 @@ def decode_pass(workload: Workload, n_gen: int = 1) -> Pass:
     return Pass(step.n_tokens, mean_depth(workload), n_gen / step.n_yielded, step.n_tokens, n_drafts)
 
 
-def passes_at(n_past: int, n_prompt: int, n_gen: int, n_ubatch: int) -> tuple[Pass, ...]:
-    """The forward passes of a prompt and a generation after n_past tokens that are in the cache."""
-    forward_passes = []
-    done = 0
-    while done < n_prompt:
-        n = min(n_ubatch, n_prompt - done)
-        forward_passes.append(Pass(n, n_past + done + n, 1, int(done + n == n_prompt)))
-        done += n
-    if n_gen:
-        forward_passes.append(Pass(1, n_past + n_prompt + n_gen // 2, n_gen))
-    return tuple(forward_passes)
+def prompt_passes(n_past: int, n_prompt: int, n_ubatch: int) -> tuple[Pass, ...]:
+    """The forward passes of a prompt after n_past tokens that are in the cache."""
+    begins = range(0, n_prompt, n_ubatch)
+    ends = [min(begin + n_ubatch, n_prompt) for begin in begins]
+    return tuple(Pass(e - b, n_past + e, 1, int(e == n_prompt)) for b, e in zip(begins, ends, strict=True))

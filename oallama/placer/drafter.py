@@ -243,8 +243,7 @@ def placer_beside(placer: Placer, n_bytes: int, limit: int) -> Placer:
         return placer
     check_room(placer, n_bytes, limit)
     vram = vram_beside(limit, placer.options.vram_fill, n_bytes, str(placer.device), "", "")
-    options = replace(placer.options, vram=vram)
-    return type(placer)(placer.model, placer.operators, placer.tensor_names, options, placer.profile())
+    return placer.with_options(placer.profile(), vram=vram)
 
 
 def check_room(placer: Placer, n_bytes: int, limit: int) -> None:

@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
 
 from oallama.core.errors import DeviceError, PlanError, UsageError
 from oallama.core.history import BlockRuns, History
@@ -33,8 +35,6 @@ from oallama.run.no_alloc_loads import NoAllocLoads
 if TYPE_CHECKING:
     from oallama.model.memory import NoAllocLoader
     from oallama.placer.drafter import Drafter
-
-AnyModelOnDevice = TypeVar("AnyModelOnDevice", bound="ModelOnDevice")
 
 HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
@@ -81,6 +81,17 @@ class ModelOnDevice:
         self.no_alloc_loads = NoAllocLoads(
             model, self.operators, self.tensor_names, self.device.timed, lambda: self.threads, no_alloc_loader
         )
+
+    def with_options(self, profile: Profile | None = None, **changes: Any) -> Self:
+        """The same model with changed options."""
+        return type(self)(self.model, self.operators, self.tensor_names, replace(self.options, **changes), profile)
+
+    def keeping_free(self, n_bytes: int, limit: int, what: str, remedy: str) -> Self:
+        """The same with n_bytes of the device's limit kept free. what, remedy: what uses them, and what to do if they
+        do not fit. Raises DoesNotFit, UsageError for several devices."""
+        self.check_one_device(what)
+        vram = vram_beside(limit, self.options.vram_fill, n_bytes, str(self.device), what, remedy)
+        return self.with_options(self.given_profile, vram=vram)
 
     @property
     def chose_devices(self) -> bool:
@@ -308,12 +319,12 @@ def asked_device(options: Options, profile: Profile | None) -> DeviceSpec:
 AS_FAST = 1.1  # times as long as another a device may take to count as fast, so that a new profile changes no order
 
 
-def in_order_of_speed(members: Sequence[AnyModelOnDevice]) -> tuple[AnyModelOnDevice, ...]:
+def in_order_of_speed(members: Sequence[ModelOnDevice]) -> tuple[ModelOnDevice, ...]:
     """The devices ordered by the seconds of a token's mul-mats, the fastest first; unchanged if one was not measured,
     or if they are about equally fast."""
     if any(member.known_profile is None for member in members):
         return tuple(members)
-    ordered: list[tuple[float, AnyModelOnDevice]] = []
+    ordered: list[tuple[float, ModelOnDevice]] = []
     for member in members:
         costs = costs_of(member.problem("on"), member.workload(1, 1), "decode")
         seconds = sum(cost.t_gpu_s or 0.0 for cost in costs.operators)
@@ -334,16 +345,6 @@ def check_several(device: DeviceSpec, options: Options, profile: Profile | None)
     for option, given in (("--gpu-weights", options.gpu_weights), ("--profile", profile)):
         if given is not None:
             raise UsageError(f"{option} needs one device, but --device names {n_devices}; omit it, or name one device")
-
-
-def keeping_free(target: AnyModelOnDevice, n_bytes: int, limit: int, what: str, remedy: str) -> AnyModelOnDevice:
-    """The same with n_bytes of the device's limit kept free. what, remedy: what uses them, and what to do if they do
-    not fit. Raises DoesNotFit, UsageError for several devices."""
-    target.check_one_device(what)
-    vram = vram_beside(limit, target.options.vram_fill, n_bytes, str(target.device), what, remedy)
-    return type(target)(
-        target.model, target.operators, target.tensor_names, replace(target.options, vram=vram), target.given_profile
-    )
 
 
 def host_free_beside(n_bytes: int) -> int:

@@ -350,17 +350,15 @@ class Placer(ModelOnDevice):
         vram = {str(member.device): member.options.vram for member in self.members}
         sizes = [size for device in devices if (size := vram.get(device)) is not None]
         first_size, other_sizes = (sizes[0], sizes[1:]) if len(sizes) == len(devices) else (None, [])
-        options = replace(
-            self.options, device=",".join(devices), threads=self.threads, vram=first_size, other_vram=tuple(other_sizes)
-        )  # fmt: skip
-        return type(self)(self.model, self.operators, self.tensor_names, options)
+        return self.with_options(
+            device=",".join(devices), threads=self.threads, vram=first_size, other_vram=tuple(other_sizes)
+        )
 
     def _changed(self, changes: Mapping[str, Any]) -> Placer:
         """The placer with other options; itself without changes."""
         if not changes:
             return self
-        options = replace(self.options, **{"device": str(self.device), "threads": self.threads, **changes})
-        return type(self)(self.model, self.operators, self.tensor_names, options)
+        return self.with_options(**{"device": str(self.device), "threads": self.threads, **changes})
 
     def run(self, prompt: str, max_tokens: int | None = None, system: str | None = None, **sampling: Any) -> Generation:
         """Answer one prompt as `oallama run` does: with the plan that `oallama tune` found, else with policy auto. The
