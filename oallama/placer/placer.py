@@ -83,14 +83,10 @@ class Placer(ModelOnDevice):
             raise UsageError(f"the profile must be a Profile or its path, not {type(profile).__name__}")
         device = str(device) if isinstance(device, DeviceSpec) else device
         size = str(vram) if isinstance(vram, Real) else vram  # so that 6 is refused as "6" is
-        options |= {
-            "device": device,
-            "vram": size,
-            "vram_fill": vram_fill,
-            "gpu_weights": gpu_weights,
-            "threads": threads,
-        }
-        return cls.of_file(gguf_path, Options.given(**options), profile)
+        given = Options.given(
+            device=device, vram=size, vram_fill=vram_fill, gpu_weights=gpu_weights, threads=threads, **options
+        )
+        return cls.of_file(gguf_path, given, profile)
 
     @classmethod
     def of_file(
@@ -232,14 +228,11 @@ class Placer(ModelOnDevice):
         """
         from oallama.placer.engine import EngineOptions, open_engine
 
-        engine_options = {field.name for field in fields(EngineOptions)}
-        check_names(
-            options, [*(field.name for field in fields(Options)), "on_expert_counts", *engine_options], "engine keyword"
-        )
-        changes = {name: value for name, value in options.items() if name not in engine_options}
-        placer = self.on_devices_of(plan)._changed(changes)
-        engine_settings = EngineOptions(**{name: value for name, value in options.items() if name in engine_options})
-        return open_engine(placer, plan, engine_settings, on_expert_counts)
+        engine_names = [field.name for field in fields(EngineOptions)]
+        check_names(options, [*(field.name for field in fields(Options)), *engine_names], "engine keyword")
+        engine_options = EngineOptions(**{name: options.pop(name) for name in engine_names if name in options})
+        placer = self.on_devices_of(plan)._changed(options)
+        return open_engine(placer, plan, engine_options, on_expert_counts)
 
     def keep_drafts(self, plan: Plan, seen: Acceptance | None) -> None:
         """Keep the acceptance of a plan's drafts for later plans. Raises ProfileError if the cache cannot be written,
@@ -282,11 +275,8 @@ class Placer(ModelOnDevice):
         on_host, on_device = self.no_alloc_loads.sides(workload, placement, attention)
         self.no_alloc_loads.check_host(workload, placement, attention)
         is_local_gpu = self.device.kind in ("auto", "ggml") and not self.members
-        return LoadNeeds(
-            on_device,
-            on_host,
-            self.no_alloc_loads.taken(workload, placement, attention).device_free if is_local_gpu else 0,
-        )
+        load = self.no_alloc_loads.taken(workload, placement, attention)
+        return LoadNeeds(on_device, on_host, load.device_free if is_local_gpu else 0)
 
     def llama(self, plan: Plan, **arguments: Any) -> PlacedLlama:
         """Return a llama_cpp.Llama in this process, placed by the plan, for code built on llama-cpp-python, and for
@@ -331,14 +321,10 @@ class Placer(ModelOnDevice):
         if len(used_devices) == len(self.members):
             return self
         member_by_name = {member.device.measured: member for member in self.members}
-        if len(used_devices) == 1 and used_devices[0].measured in member_by_name:
-            return member_by_name[used_devices[0].measured]
-        return self.on_devices(
-            [
-                str(member_by_name[device.measured].device if device.measured in member_by_name else device)
-                for device in used_devices
-            ]
-        )
+        used = [(device, member_by_name.get(device.measured)) for device in used_devices]
+        if len(used) == 1 and (member := used[0][1]) is not None:
+            return member
+        return self.on_devices([str(member.device if member else device) for device, member in used])
 
     def alone_on(self, device: str) -> Placer:
         """The placer on the one of several devices with this text; "": on all."""

@@ -8,7 +8,7 @@ from typing import get_args
 from oallama.core.affinity_report import Affinity, Baseline, DeviceTimes, MeasuredOn
 from oallama.core.errors import UsageError
 from oallama.core.profile import Profile
-from oallama.core.types import MemoryBreakdown, Operator, Phase, Workload
+from oallama.core.types import MemoryBreakdown, Operator, Phase, Predicted, Workload
 from oallama.device.spec import parse_device
 from oallama.placer.model_on_device import ModelOnDevice
 from oallama.placer.plans import with_doubt
@@ -109,8 +109,6 @@ def device_ranges(target: ModelOnDevice, plan: Plan) -> dict[int, tuple[int, int
 def _baselines_over(target: ModelOnDevice, workload: Workload) -> tuple[Baseline, ...]:
     """The baselines over several devices: stock llama.cpp over all and on each (numbered as in `bench`), and the CPU
     alone."""
-    request = Request(workload, cpu)
-    cpu_decision = decide(target.problems.worth_planning(request), request)
     problem = target.problem(stock_attention(target))
     stock_over_all = stock_over(problem, workload)
     return (
@@ -119,7 +117,7 @@ def _baselines_over(target: ModelOnDevice, workload: Workload) -> tuple[Baseline
             Baseline(f"{STOCK}@{number}", stock_decision(device, workload).predicted)
             for number, device in enumerate(problem.devices)
         ),
-        Baseline(CPU_ALONE, cpu_decision.predicted),
+        Baseline(CPU_ALONE, _cpu_alone(target, workload)),
     )
 
 
@@ -162,10 +160,13 @@ def with_run(target: ModelOnDevice, report: AffinityReport, plan: Plan, measured
 def _baselines(target: ModelOnDevice, workload: Workload, memory: MemoryBreakdown) -> tuple[Baseline, ...]:
     """The baselines of plans for a workload. memory: of the plan; in the bound KV cache and compute buffers are on
     the host, as in some plans."""
-    request = Request(workload, cpu)
-    cpu_decision = decide(target.problems.worth_planning(request), request)
     memory = replace(memory, kv=0, compute=0)
-    return baselines(target.problem(stock_attention(target)), workload, memory, cpu_decision.predicted)
+    return baselines(target.problem(stock_attention(target)), workload, memory, _cpu_alone(target, workload))
+
+
+def _cpu_alone(target: ModelOnDevice, workload: Workload) -> Predicted:
+    request = Request(workload, cpu)
+    return decide(target.problems.worth_planning(request), request).predicted
 
 
 def measured_on(profile: Profile) -> MeasuredOn:

@@ -15,6 +15,7 @@ from oallama.model.memory import no_alloc_memory
 from oallama.placer.model_on_device import ModelOnDevice
 from oallama.placer.plans import Given, unmeasured_plan
 from oallama.plan.plan import Plan
+from oallama.planner.placement import VerifiedPlan
 from oallama.planner.policies.registry import Request
 from oallama.planner.policies.stock import FIT, STOCK_MODES, most_promising
 from oallama.run.fit import FitStep, fit_under
@@ -40,13 +41,8 @@ def fit_plan(placer: Placer, workload: Workload, measure: bool = True) -> Plan:
 
 def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
     """A sentence on --fit's choice and the number of attempts."""
-    layers = f"-ngl {placement.n_gpu_layers}" if placement.n_gpu_layers >= 0 else "all layers"
-    if placement.device_layers:
-        layers += f" (-ts {','.join(map(str, placement.device_layers))})"
-    if placement.overrides:
-        layers += f" and {len(placement.overrides)} overrides"
     calls = f", found in {len(steps)} attempts under --gpu-weights" if len(steps) > 1 else ""
-    return f"--fit chooses {layers}{calls}"
+    return f"--fit chooses {placement.flags}{calls}"
 
 
 def stock_plan(
@@ -73,22 +69,15 @@ def promising_stock(
     """The most promising configurations of stock llama.cpp with their predicted times (planner/policies/stock.py).
     latest_s: largest predicted seconds of the prompt. Raises as planning does."""
     with target.no_alloc_loads.together():
-        request = Request(workload)
-        candidates = most_promising(
-            target.problem(stock_attention(target)).of_step(workload.step),
-            request,
-            modes,
-            n_ubatches,
-            latest_s=latest_s,
-        )
-    sizes = (candidate.workload.n_ubatch for candidate in candidates)
-    return [
-        (
-            StockPlacement.of(target.model.n_layer, candidate.placement, 0 if n == workload.n_ubatch else n),
-            candidate.predicted,
-        )
-        for candidate, n in zip(candidates, sizes, strict=True)
-    ]
+        problem = target.problem(stock_attention(target)).of_step(workload.step)
+        candidates = most_promising(problem, Request(workload), modes, n_ubatches, latest_s=latest_s)
+
+    def placement_of(candidate: VerifiedPlan) -> StockPlacement:
+        n_ubatch = candidate.workload.n_ubatch
+        larger = n_ubatch if n_ubatch != workload.n_ubatch else 0
+        return StockPlacement.of(target.model.n_layer, candidate.placement, larger)
+
+    return [(placement_of(candidate), candidate.predicted) for candidate in candidates]
 
 
 def stock_attention(target: ModelOnDevice) -> FlashAttention:
@@ -121,10 +110,7 @@ def memory_cap(target: ModelOnDevice, load: LoadSettings) -> Cap:
             memory_cap(member, replace(load, device=str(member.device.timed))).device_bytes for member in target.members
         ]
         return Cap(sum(n or 0 for n in member_bytes), of_each=tuple(n or 0 for n in member_bytes))
-    options = target.options
-    capacity = options.vram
-    if capacity is None:
-        capacity = no_alloc_memory(load).device_free
-    total = sum(operator.bytes for operator in target.operators)
+    options, total = target.options, sum(operator.bytes for operator in target.operators)
+    capacity = no_alloc_memory(load).device_free if options.vram is None else options.vram
     share = options.gpu_weights
     return Cap(int(options.vram_fill * capacity), None if share is None else int(share * total))

@@ -123,13 +123,13 @@ class Plan:
         return {"fingerprint": self.machine_fingerprint}
 
     def __repr__(self) -> str:
-        model, memory = Path(self.model_path).name, self.memory
         times = f", {_times(self.predicted)}" if self.predicted else ""
-        weights = (
-            f"{format_bytes(memory.weights_gpu)} of weights on the device, "
-            f"{format_bytes(memory.weights_host)} on the host"
-        )
-        return f"<Plan {self.policy} for {model} on {self.device}: {weights}{times}>"
+        return f"<Plan {self.policy} for {Path(self.model_path).name} on {self.device}: {self._weights}{times}>"
+
+    @property
+    def _weights(self) -> str:
+        on_device, on_host = format_bytes(self.memory.weights_gpu), format_bytes(self.memory.weights_host)
+        return f"{on_device} of weights on the device, {on_host} on the host"
 
     def n_on(self, backend: Backend) -> int:
         """Return the number of operators of a back end: CPU, GPU or split."""
@@ -137,13 +137,12 @@ class Plan:
 
     def summary(self) -> str:
         """Return workload, placement of the weights, predicted times and the planner's notes as lines of text."""
-        workload, memory = self.workload, self.memory
+        workload = self.workload
         n_whole, n_split = self.n_on("GPU"), self.n_on("split")
         lines = [
             f"{Path(self.model_path).name} on {self.device}, policy {self.policy}",
             f"for {workload.n_prompt} prompt and {workload.n_gen} generated tokens in a context of {workload.n_ctx}",
-            f"{format_bytes(memory.weights_gpu)} of weights on the device, "
-            f"{format_bytes(memory.weights_host)} on the host",
+            self._weights,
             f"operators: {n_whole} on the device, {n_split} split, "
             f"{len(self.operators) - n_whole - n_split} on the CPU",
             f"predicted: {_times(self.predicted)}" if self.predicted else "no prediction: planned without a profile",
