@@ -141,14 +141,13 @@ def tuned_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
             maker.progress(f"tuning: {doing}")
 
     tuning = tune(maker.placer, maker.workload, progress=words, refresh=refresh, cpus=maker.setting.cpus)
-    spec, result = maker.of_plan("auto", tuning.plan), tuning.result
-    how = f"cached, took {result.seconds:.1f} s" if tuning.remembered else f"in {result.seconds:.1f} s"
-    if tuning.tuned is None:
-        return replace(
-            spec, notes=(*spec.notes, f"tuning, {how}: using llama.cpp's placement, as there is no clear result")
-        )
-    document = {**tuning.tuned.result.document, "remembered": tuning.remembered}
-    return replace(spec, notes=(*spec.notes, f"tuning, {how}: {tuning.tuned.result.sentence}"), gate=document)
+    spec, seconds = maker.of_plan("auto", tuning.plan), tuning.result.seconds
+    how = f"cached, took {seconds:.1f} s" if tuning.remembered else f"in {seconds:.1f} s"
+    if (tuned := tuning.tuned) is None:
+        said, document = "using llama.cpp's placement, as there is no clear result", None
+    else:
+        said, document = tuned.result.sentence, {**tuned.result.document, "remembered": tuning.remembered}
+    return replace(spec, notes=(*spec.notes, f"tuning, {how}: {said}"), gate=document)
 
 
 class _Tuner:

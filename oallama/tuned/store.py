@@ -10,9 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from oallama.core.codec import to_json
-from oallama.core.files import cache_folder, write_whole
+from oallama.core.errors import ProfileError
+from oallama.core.files import cache_folder
 from oallama.core.profile import Profile
-from oallama.profile.store import profile_to_json, read_in_cache
+from oallama.profile.store import profile_to_json, read_in_cache, write_in_cache
 from oallama.tuned.result import Key, TuneResult
 
 VERSION = 4
@@ -47,10 +48,8 @@ def read_result(key: Key) -> TuneResult | None:
 
 def write_result(result: TuneResult) -> None:
     """Save it atomically; if the folder is not writable, the next run measures again."""
-    path = result_path(result.key)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(result), indent=1), private=True)
+    with contextlib.suppress(ProfileError):
+        write_in_cache(result_path(result.key), json.dumps(asdict(result), indent=1))
 
 
 def _is_sound(tuned: TuneResult) -> bool:
