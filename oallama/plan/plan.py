@@ -21,6 +21,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -346,13 +347,11 @@ def _check_step(step: DecodeStep) -> None:
 
 def _check_tokens(table: Sequence[tuple[int, int]]) -> None:
     """n_tokens strictly ascending, and n_g at most n_tokens."""
-    previous_n_tokens = 0
-    for n_tokens, n_g in table:
+    for (previous_n_tokens, _), (n_tokens, n_g) in pairwise([(0, 0), *table]):
         if n_tokens <= previous_n_tokens or not 0 <= n_g <= n_tokens:
             raise PlanError(
                 f"token_assignment: n_g is {n_g} at {n_tokens} tokens; n_tokens must increase, n_g must not exceed it"
             )
-        previous_n_tokens = n_tokens
 
 
 def _same_names(planned: Iterable[str], actual: Sequence[str]) -> None:
