@@ -34,7 +34,7 @@ STOCK_DRAFTS = (1, 2, 4)  # numbers of drafts to try with stock llama.cpp if the
 NEAR = 1.03  # a plan serves a class if it is predicted to take at most this many times as long as the best one
 
 
-Candidate = tuple[float, StockTry]
+PredictedTry = tuple[float, StockTry]
 """A configuration of stock llama.cpp to measure, behind its predicted seconds; infinite without a prediction."""
 
 
@@ -131,8 +131,8 @@ class Candidates:
         return None
 
     def _keep(self, plan: Plan) -> Plan:
-        digest = placement_of(plan)
-        plan = next((known for known in self._plans.values() if placement_of(known) == digest), plan)
+        placement = placement_of(plan)
+        plan = next((known for known in self._plans.values() if placement_of(known) == placement), plan)
         return self._plans.setdefault(plan.fingerprint, plan)
 
     def _ranks(self, kind: WorkloadClass) -> dict[str, float]:
@@ -153,7 +153,7 @@ class Candidates:
         ranked = self._ranked[kind]
         return plan in ranked and ranked[plan] <= NEAR * next(iter(ranked.values()))
 
-    def _stock(self, kind: WorkloadClass) -> list[Candidate]:
+    def _stock(self, kind: WorkloadClass) -> list[PredictedTry]:
         """Configurations of stock llama.cpp to measure, --fit first."""
         placer, workload, fit = self._placer, self._workloads[kind], self._fits[kind]
         default = (math.inf if fit is None else fit.total_s, StockTry(self._fit))
@@ -178,7 +178,9 @@ class Candidates:
         most_s = HOPELESS * min(seconds for seconds, _ in offered)
         return [candidate for candidate in offered if candidate is default or candidate[0] <= most_s]
 
-    def _stock_with_drafts(self, workload: Workload, n_ubatches: Sequence[int], latest_s: float) -> Iterator[Candidate]:
+    def _stock_with_drafts(
+        self, workload: Workload, n_ubatches: Sequence[int], latest_s: float
+    ) -> Iterator[PredictedTry]:
         """Yield the most promising configuration for each number of drafts."""
         if self._drafter is None:
             return
@@ -191,7 +193,7 @@ class Candidates:
                     placement, predicted = min(options, key=lambda option: option[1].total_s)
                     yield predicted.total_s, StockTry(placement, n_draft=n_draft)
 
-    def _does(self, candidate: Candidate) -> Hashable:
+    def _does(self, candidate: PredictedTry) -> Hashable:
         """A key that is equal for equivalent configurations."""
         (_, stock_try), placer = candidate, self._placer
         return stock_try.device, effect_of(placer.operators, placer.model.n_layer, stock_try.placement)
