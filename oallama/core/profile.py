@@ -177,6 +177,11 @@ class Profile:
         return self.has_host_buffer and bool(self.fingerprint.get("device_pins", True))
 
     @property
+    def broken_layouts(self) -> tuple[str, ...]:
+        """CPU layouts that crashed while they were measured, so that nothing uses them."""
+        return tuple(self.fingerprint.get("broken_layouts") or ())
+
+    @property
     def is_remote(self) -> bool:
         """Whether the device is behind an RPC server."""
         return self.fingerprint.get("device_backend") == "RPC"

@@ -42,7 +42,6 @@ class ProfileRequest:
     want: Wanted
     profile: Profile
     policy: TimingPolicy
-    broken_layouts: tuple[str, ...] = ()  # CPU layouts that crashed before
 
 
 def handle(message: Message, progress: Callable[[Message], None]) -> Message:
@@ -71,7 +70,6 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
             n_threads=request.n_threads,
             policy=request.policy,
             clock=time.perf_counter,
-            broken_layouts=frozenset(request.broken_layouts),
         )
         tasks = [*link_tasks(session), *mul_mat_tasks(session), *non_matmul_tasks(session), *contention_tasks(session)]
         progress({"weight": sum(task.weight for task in tasks)})

@@ -137,8 +137,7 @@ def has_device(profile: Profile) -> bool:
 def is_complete(profile: Profile, want: Wanted) -> bool:
     """Whether the profile has everything for the model.
 
-    A stored profile has every layout of a case or none (an interrupted measurement stays in the journal), so that the
-    plain layout tells for all of them.
+    The plain layout of a case is measured last (in_order), so that it tells for all layouts.
     """
     if "device_name" not in profile.fingerprint:  # nothing was ever measured
         return False
@@ -163,12 +162,13 @@ def select(profile: Profile, want: Wanted) -> Profile:
     """
     wanted = set(want.mul_mats)
     shapes = non_matmul_shapes(want.non_matmul_shape)
-    broken = profile.fingerprint.get("broken_layouts") or ()
 
     def concerns(case: ProfileCase | SkippedCase) -> bool:
         return (case.mul_mat, case.n_tokens, case.working_set_bytes) in wanted
 
-    cases = tuple(sorted((c for c in profile.cases if concerns(c) and c.layout not in broken), key=_case_order))
+    cases = tuple(
+        sorted((c for c in profile.cases if concerns(c) and c.layout not in profile.broken_layouts), key=_case_order)
+    )
     rest = tuple(
         sorted(
             (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,6 @@ POLICY = TimingPolicy(target=0.02, min_repeats=5, max_repeats=100, warmup_runs=1
 
 Message = dict[str, Any]
 
-_RESTART = "restart"  # key of a journal's first line: nothing measured earlier counts
-
 
 def profile_model(
     model: ModelInfo,
@@ -47,9 +45,9 @@ def profile_model(
     Each distinct (type, shape, batch size of `tokens`) is timed in every CPU layout, with n_threads threads, and on the
     device; also a layer's non-matmul work, with and without flash attention, for a KV cache of kv's types; and the
     link. Cached cases are not measured again, except with refresh. An interrupted measurement continues where it
-    stopped. Cases measured while other programs used the CPU are used only while some do, then measured again. If the
-    cache cannot be written, a note says so and the profile is used for this call alone. progress: a bar and notes on
-    stderr.
+    stopped; an interrupted refresh leaves the cache as it was. Cases measured while other programs used the CPU are
+    used only while some do, then measured again. If the cache cannot be written, a note says so and the profile is used
+    for this call alone. progress: a bar and notes on stderr.
 
     Raises UsageError (tokens), ProfileError (cannot be measured), DeviceError (unknown or lost), BridgeError.
     """
@@ -65,29 +63,16 @@ def profile_model(
     path = store.profile_path(machine)
 
     with Progress(progress) as shown:
-        faults: list[ProfileError] = []
-
-        def unkept(fault: ProfileError) -> None:
-            if not faults:
-                shown.say(f"note: {fault}; this run's measurements are not kept")
-            faults.append(fault)
-
-        journal = store.Journal(path, unkept)
-        profile = None if refresh else _stored(path, journal, want, shown)
+        profile = None if refresh else _serving(path, want, shown.say)
         if profile is None:
             waits = "another process is profiling this machine; waiting until it ends"
-            with store.measuring_lock(path.parent, lambda: shown.say(waits), unkept):
-                profile = None if refresh else _stored(path, journal, want, shown)
+            with store.measuring_lock(path.parent, lambda: shown.say(waits)):
+                profile = None if refresh else _serving(path, want, shown.say)
                 if profile is None:
-                    known = _known(path, journal, machine, refresh, shown)
+                    stored = [] if refresh else _usable(path, lambda _: None)
+                    *_, known = (empty(machine), *stored)
                     request = ProfileRequest(str(known_as.spec.timed), n_threads, want, known, policy)
-                    profile = _Measurement(request, journal, shown).run()
-                    try:
-                        profile = _kept(path, profile, refresh)
-                    except ProfileError as fault:
-                        unkept(fault)
-                    else:
-                        journal.clear()
+                    profile = _Measurement(request, path, refresh, shown).run()
     part = select(profile, want)
     return replace(part, warnings=part.warnings + tuple(power_changes(profile.fingerprint, machine)))
 
@@ -114,69 +99,29 @@ def stored_profile(
     )
 
 
-def _stored(path: Path, journal: store.Journal, want: Wanted, shown: Progress) -> Profile | None:
-    """The stored profile if it has everything for the model, and no interrupted refresh is about to replace it."""
-    profile = _serving(path, want, shown.say)
-    return None if _restarts(journal.read()) else profile
-
-
 def _serving(path: Path, want: Wanted, warn: Callable[[str], None]) -> Profile | None:
-    """The stored profile with everything for the model: of a quiet machine, else of a busy one while it is still
-    busy."""
+    """The stored profile with everything for the model."""
+    return next((profile for profile in _usable(path, warn) if is_complete(profile, want)), None)
+
+
+def _usable(path: Path, warn: Callable[[str], None]) -> Iterator[Profile]:
+    """The stored profiles: that of a quiet machine, then that of a busy one while it is still busy."""
     profile = store.load(path, warn)
-    if profile is not None and is_complete(profile, want):
-        return profile
-    disturbed = _disturbed(path, warn)
-    return disturbed if disturbed is not None and is_complete(disturbed, want) else None
-
-
-def _disturbed(path: Path, warn: Callable[[str], None]) -> Profile | None:
-    """Load the profile measured while other programs used the CPU; None if none does now."""
-    profile = store.load(store.busy_path(path), warn)
-    return profile if profile is not None and others_percent() > busy_percent() else None
-
-
-def _kept(path: Path, profile: Profile, refresh: bool) -> Profile:
-    """Save the profile in the cache; one measured beside other programs in a separate file, which replaces an earlier
-    profile only after a refresh. Raises ProfileError if the folder cannot be written."""
-    if not was_busy(profile):
-        store.save(path, profile)
-        store.busy_path(path).unlink(missing_ok=True)
-        return profile
-    store.save(store.busy_path(path), profile)
-    if refresh:
-        path.unlink(missing_ok=True)
-    return profile
-
-
-def _restarts(fragments: Sequence[Message]) -> bool:
-    return bool(fragments) and _RESTART in fragments[0]
-
-
-def _known(path: Path, journal: store.Journal, machine: Message, refresh: bool, shown: Progress) -> Profile:
-    """The cases that need not be measured: the stored profile, and finished cases of an interrupted measurement. A
-    refresh begins with none, and notes that in the journal, for a later run that continues it."""
-    if refresh:
-        journal.clear()
-        journal.append({_RESTART: True})
-        return empty(machine)
-    fragments = journal.read()
-    stored = None if _restarts(fragments) else _disturbed(path, shown.say) or store.load(path, lambda _: None)
-    base = stored or empty(machine)
-    try:
-        return merged(base, [fragment for fragment in fragments if _RESTART not in fragment])
-    except ProfileError as error:
-        shown.say(f"an interrupted measurement is unusable and will be repeated: {error}")
-        journal.clear()
-        return base
+    if profile is not None:
+        yield profile
+    disturbed = store.load(store.busy_path(path), warn)
+    if disturbed is not None and others_percent() > busy_percent():
+        yield disturbed
 
 
 @dataclass(slots=True)
 class _Measurement:
-    """One measurement: starts children until one of them reaches the end."""
+    """One measurement: starts children until one of them reaches the end. If it is interrupted or crashes, what was
+    measured until then is saved, so that a later one continues; but a refresh never replaces a profile by a part."""
 
     request: ProfileRequest
-    journal: store.Journal
+    path: Path  # of the profile of a quiet machine
+    refresh: bool
     shown: Progress
     _fragments: list[Message] = field(default_factory=list)
     _task: Message | None = None  # what the child is doing
@@ -189,25 +134,21 @@ class _Measurement:
         from ggml_bridge import ChildDied
         from ggml_bridge.child import ChildError, run_in_child
 
-        broken = list(self.request.profile.fingerprint.get("broken_layouts") or ())
         profile = self.request.profile
         while True:
-            self._fragments, self._task = [], None
-            request = replace(self.request, profile=profile, broken_layouts=tuple(broken))
+            self._task = None
             try:
-                run_in_child(MODULE, to_json(request), self._on_progress)
-                return merged(profile, self._fragments)
+                run_in_child(MODULE, to_json(replace(self.request, profile=profile)), self._on_progress)
+                self._save()
+                return self._measured
             except ChildDied as died:
-                crash = self._left_out(died, broken)
+                crash = self._left_out(died)
                 if crash is None:
-                    raise self._blame(died) from None
-                self._keep(crash)
-                broken = crash.get("fingerprint", {}).get("broken_layouts", broken)
-                profile = merged(profile, self._fragments)
+                    raise self._blame(died, self._save_part()) from None
+                self._fragments.append(crash)
+                profile = self._measured
             except KeyboardInterrupt:
-                kept = (
-                    "" if self.journal.is_lost else "; finished measurements are kept, and the same command continues"
-                )
+                kept = "; finished measurements are kept, and the same command continues" if self._save_part() else ""
                 self.shown.say(f"interrupted{kept}")
                 raise
             except ChildError as error:
@@ -220,6 +161,31 @@ class _Measurement:
             except NativeError as error:
                 raise BridgeError(str(error)) from None
 
+    @property
+    def _measured(self) -> Profile:
+        """All measurements so far."""
+        return merged(self.request.profile, self._fragments)
+
+    def _save_part(self) -> bool:
+        return not self.refresh and self._save()
+
+    def _save(self) -> bool:
+        """Save all measurements so far; whether that succeeds. Those beside other programs are saved in a separate
+        file, which replaces an earlier profile only after a refresh."""
+        busy, profile = store.busy_path(self.path), self._measured
+        try:
+            if was_busy(profile):
+                store.save(busy, profile)
+                if self.refresh:
+                    self.path.unlink(missing_ok=True)
+            else:
+                store.save(self.path, profile)
+                busy.unlink(missing_ok=True)
+        except ProfileError as fault:
+            self.shown.say(f"note: {fault}; this run's measurements are not kept")
+            return False
+        return True
+
     def _on_progress(self, message: Message) -> None:
         if "weight" in message:
             self.shown.expect(message["weight"])
@@ -227,20 +193,16 @@ class _Measurement:
             self._task = message
             self.shown.start(message["start"])
         if message.get("fragment"):
-            self._keep(message["fragment"])
+            self._fragments.append(message["fragment"])
         if "done" in message:
             self._task = None
             self.shown.finish(message["done"])
 
-    def _keep(self, fragment: Message) -> None:
-        self.journal.append(fragment)
-        self._fragments.append(fragment)
-
-    def _left_out(self, died: Exception, broken: Sequence[str]) -> Message | None:
+    def _left_out(self, died: Exception) -> Message | None:
         """The fragment that makes the next child skip what crashed, if the model does not need it: a CPU layout other
         than the plain one, or only its kernels for 3-D or routed weights. None: it is needed, or skipping did not
         help."""
-        task = self._task or {}
+        task, broken = self._task or {}, self._measured.broken_layouts
         layout, kernel = str(task.get("layout")), task.get("kind")
         again = (layout, kernel) in self._crashed
         self._crashed.add((layout, kernel))
@@ -258,15 +220,15 @@ class _Measurement:
             "warnings": [warning],
         }
 
-    def _blame(self, died: Exception) -> OallamaError:
-        """The error for a crash, by its cause."""
+    def _blame(self, died: Exception, is_kept: bool) -> OallamaError:
+        """The error for a crash, by its cause. is_kept: whether finished measurements are saved."""
         spec, task = self.request.device_spec, self._task
         if task is None:
             what = f"the measuring process died at its start ({died})"
             remedy = "check the device and the installation with `oallama doctor`"
             return ProfileError(f"{what}; {remedy}") if spec == "none" else DeviceError(f"{spec}: {what}; {remedy}")
         again = "run the same command again"
-        kept = again if self.journal.is_lost else f"finished measurements are kept; {again} to continue"
+        kept = f"finished measurements are kept; {again} to continue" if is_kept else again
         if task["device"] != CPU_DEVICE:
             return DeviceError(f"the device {spec} was lost while measuring {task['start']} ({died}); {kept}")
         return ProfileError(f"measuring {task['start']} ended the process ({died}); {kept}, or run `oallama doctor`")

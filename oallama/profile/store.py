@@ -10,9 +10,8 @@ History of the format
 
 A reader knows the versions it names and refuses the others: measuring again costs a minute, a wrong number costs more.
 
-Every finished case is appended at once to a journal beside the file; the file itself is only ever replaced whole. So
-an interruption loses nothing, and the file never holds half a measurement. One lock serves all files: two measurements
-at once would spoil each other.
+The file is only ever replaced whole. A measurement that is interrupted is saved as far as it came. One lock serves all
+files: two measurements at once would spoil each other.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any, TypeVar
 
 from oallama.core.codec import CodecError, from_json, parse_json, to_json
 from oallama.core.errors import ProfileError, UsageError
-from oallama.core.files import FOLDER_VARIABLE, cache_folder, lock_file, open_lock, owner_only, read_text, write_whole
+from oallama.core.files import FOLDER_VARIABLE, cache_folder, lock_file, open_lock, read_text, write_whole
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.profile import Profile
 from oallama.profile.machine import fingerprint_key
@@ -146,27 +145,24 @@ def save(path: Path, profile: Profile) -> None:
 
 def write_in_cache(path: Path, text: str) -> None:
     """Create or replace a cache file readable only by its owner. Raises ProfileError if the folder is not writable."""
-    with _writing_in(path.parent):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text, private=True)
-
-
-OnFault = Callable[[ProfileError], None]
+    except OSError as error:
+        raise ProfileError(
+            f"cannot save profiles in {path.parent}: {error.strerror or error}; "
+            f"set {FOLDER_VARIABLE} to a writable folder"
+        ) from None
 
 
 @contextlib.contextmanager
-def measuring_lock(folder: Path, on_wait: Callable[[], None], on_fault: OnFault = lambda fault: None) -> Iterator[None]:
-    """Hold the lock for measuring on this machine; on_wait is called once if another process holds it.
-
-    The lock ends with the process. If the folder cannot be written, there is no lock, and on_fault gets the
-    ProfileError.
-    """
+def measuring_lock(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock for measuring on this machine; on_wait is called once if another process holds it. The lock ends
+    with the process. There is none if the folder cannot be written."""
     try:
-        with _writing_in(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            file = open_lock(folder / "measuring.lock")
-    except ProfileError as fault:
-        on_fault(fault)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open_lock(folder / "measuring.lock")
+    except OSError:
         yield
         return
     with file:
@@ -180,53 +176,3 @@ def read_in_cache(kind: type[T], path: Path) -> T | None:
         return from_json(kind, parse_json(read_text(path)), path.name)
     except (OSError, ValueError):
         return None
-
-
-@contextlib.contextmanager
-def _writing_in(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ProfileError(
-            f"cannot save profiles in {folder}: {error.strerror or error}; set {FOLDER_VARIABLE} to a writable folder"
-        ) from None
-
-
-class Journal:
-    """The fragments of a measurement that is under way, one JSON object a line, in the order they were finished."""
-
-    def __init__(self, path: Path, on_fault: OnFault = lambda fault: None) -> None:
-        """path: the profile's; the journal lies beside it. on_fault: gets the ProfileError if the folder cannot be
-        written; from then on it is_lost."""
-        self.path = path.with_suffix(".journal")
-        self._on_fault, self.is_lost = on_fault, False
-
-    def append(self, fragment: dict[str, Any]) -> None:
-        """Write a fragment to the file at once."""
-        if self.is_lost:
-            return
-        try:
-            with _writing_in(self.path.parent), open(self.path, "a", encoding="utf-8", opener=owner_only) as file:
-                file.write(f"\n{json.dumps(fragment, allow_nan=False)}\n")  # the line before may be cut off
-        except ProfileError as fault:
-            self.is_lost = True
-            self._on_fault(fault)
-
-    def read(self) -> list[dict[str, Any]]:
-        """All fragments; a last line cut off by a kill, or anything else that is not a JSON object, is left out."""
-        try:
-            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return []
-        fragments = []
-        for line in lines:
-            with contextlib.suppress(CodecError):
-                fragment = parse_json(line)
-                if isinstance(fragment, dict):
-                    fragments.append(fragment)
-        return fragments
-
-    def clear(self) -> None:
-        """Delete the journal: the measurement is stored, or starts over."""
-        with contextlib.suppress(OSError):  # not there, or it cannot be written either
-            self.path.unlink()

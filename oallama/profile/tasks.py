@@ -64,7 +64,6 @@ class Session:
     n_threads: int
     policy: TimingPolicy
     clock: Clock
-    broken_layouts: frozenset[str] = frozenset()  # not to be touched
     known: dict[Case, float] = field(init=False)  # seconds of mul-mats; grows as they are measured
 
     def __post_init__(self) -> None:
@@ -78,7 +77,7 @@ class Session:
     @property
     def layouts(self) -> list[str]:
         """CPU layouts that may be used."""
-        return [layout for layout in self.bridge.cpu_layouts() if layout not in self.broken_layouts]
+        return [layout for layout in self.bridge.cpu_layouts() if layout not in self.profile.broken_layouts]
 
     def ggml_name(self, device: str) -> str:
         """ggml's name of one of `devices`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from oallama.core.options import PLAIN_V_TYPES, STOCK_ATTENTION
 from oallama.core.profile import Case, NonMatmulShape, SkippedCase
@@ -182,10 +183,14 @@ def case_label(case: Case) -> str:
 
 
 def in_order(cases: Iterable[Case]) -> list[Case]:
-    """Cheap ones first, so that an interruption leaves much done and slow layouts are known before large batches."""
-    return sorted(
-        cases, key=lambda c: (c.n_tokens, c.mul_mat.bytes, c.mul_mat.type, c.mul_mat.shape, c.device, c.layout)
-    )
+    """Cheap ones first, so that an interruption leaves much done and slow layouts are known before large batches; of
+    each mul-mat the CPU's plain layout after the others (merge.is_complete)."""
+
+    def order(case: Case) -> tuple[Any, ...]:
+        mul_mat, is_plain = case.mul_mat, case.layout == PLAIN_LAYOUT
+        return (case.n_tokens, mul_mat.bytes, mul_mat.type, mul_mat.shape, case.device, is_plain, case.layout)
+
+    return sorted(cases, key=order)
 
 
 def too_slow(case: Case, known: Mapping[Case, float]) -> str | None:

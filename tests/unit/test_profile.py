@@ -469,7 +469,7 @@ def test_a_slow_link_is_spared_large_copies() -> None:
 def test_a_profile_is_kept_for_its_user_alone_and_serves_the_next_call() -> None:
     profile = Machine().profile()
     (path,) = files("*.json")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and not files("*.journal")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     again = Machine()
     assert again.profile() == profile and not again.asked and again.n_children == 0
     assert stored_profile(MODEL, OPERATORS, NONE, 1) is None
@@ -541,46 +541,40 @@ def uninterrupted() -> Profile:
         return measured(Machine().profile(DENSE))
 
 
-@given(st.integers(0, 80), st.integers(0, 200))
+@given(st.integers(0, 80))
 @settings(max_examples=examples(40))
-def test_an_interrupted_measurement_goes_on_where_it_was(n_questions: int, n_bytes_lost: int) -> None:
-    """Also where the journal was cut off within its last line."""
+def test_an_interrupted_measurement_goes_on_where_it_was(n_questions: int) -> None:
     expected = uninterrupted()
     with fresh_cache():
         first, second = Machine(interrupted_after=n_questions), Machine()
         with pytest.raises(KeyboardInterrupt):
             first.profile(DENSE)
-        assert not files("*.json")
-        (journal,) = files("*.journal")
-        assert stat.S_IMODE(journal.stat().st_mode) == 0o600
-        written = journal.read_bytes()
-        last_line = written[:-1].rfind(b"\n") + 1
-        journal.write_bytes(written[: max(last_line, len(written) - n_bytes_lost)])
         assert measured(second.profile(DENSE)) == expected
-        again = [one for one in first.of("mul_mat")[:-2] if one in second.of("mul_mat")]
-        assert not again and not files("*.journal")
+        assert not set(first.of("mul_mat")[:-1]) & set(second.of("mul_mat"))
 
 
-def test_an_interrupted_refresh_is_finished_by_the_next_call() -> None:
+def test_a_mul_mat_is_timed_in_the_plain_layout_last() -> None:
+    """So that an interruption never leaves out another layout: what is timed in the plain one counts as complete."""
+    machine = Machine()
+    machine.profile(DENSE[:1], NONE, tokens=(1,))
+    assert [layout for _, layout, *_ in machine.of("mul_mat")] == ["CPU_REPACK", "CPU"]
+
+
+def test_an_interrupted_refresh_leaves_the_profile(capsys: pytest.CaptureFixture[str]) -> None:
     before = Machine().profile(DENSE)
     with pytest.raises(KeyboardInterrupt):
-        Machine(slowdown=2.0, interrupted_after=80).profile(DENSE, refresh=True)
-    profile = Machine(slowdown=2.0).profile(DENSE)
-    assert [case.seconds for case in profile.cases] == pytest.approx([2 * case.seconds for case in before.cases])
+        Machine(slowdown=2.0, interrupted_after=80).profile(DENSE, refresh=True, progress=True)
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
+    assert Machine().profile(DENSE) == before
 
 
-@pytest.mark.parametrize("damaged", ["a profile", "a journal"])
-def test_a_damaged_file_is_measured_again_and_told(damaged: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_file_is_measured_again_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     whole = Machine().profile(DENSE, NONE)
     (path,) = files("*.json")
-    if damaged == "a profile":
-        path.write_text(path.read_text()[:-20])
-    else:
-        path.unlink()
-        path.with_suffix(".journal").write_text('{"cases": [{"layout": "CPU"}]}\n')
+    path.write_text(path.read_text()[:-20])
     assert measured(Machine().profile(DENSE, NONE, progress=True)) == measured(whole)
     said = capsys.readouterr()
-    assert said.out == "" and ("measuring again" in said.err or "will be repeated" in said.err)
+    assert said.out == "" and "measuring again" in said.err
 
 
 def test_only_the_same_device_gets_what_was_measured() -> None:
