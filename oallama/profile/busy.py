@@ -18,8 +18,7 @@ BUSY_PERCENT = 20.0  # of all cores
 LOOK_S = 0.2
 EVERY_S = 5.0  # so that looking is 4 % of a measurement
 
-OTHERS_PERCENT, DISTURBED = "others_cpu_percent", "disturbed"  # keys of a profile's fingerprint
-MOST_DISTURBED = 0.05  # share of a profile's cases; more, and its times are doubtful
+OTHERS_PERCENT = "others_cpu_percent"  # key of a profile's fingerprint
 
 
 def busy_percent(environment: Mapping[str, str] = os.environ) -> float:
@@ -53,13 +52,13 @@ def was_busy(profile: Profile) -> bool:
 
 def doubt(profile: Profile) -> str:
     """Return a sentence on why times from a profile are doubtful; "" if they are not."""
-    busy, disturbed = was_busy(profile), int(profile.fingerprint.get(DISTURBED, 0))
-    if not busy and disturbed <= MOST_DISTURBED * (len(profile.cases) + len(profile.rest)):
+    if not was_busy(profile):
         return ""
-    reasons = [f"other programs used {profile.fingerprint[OTHERS_PERCENT]:.0f} % of the CPU"] if busy else []
-    reasons += [f"{disturbed} of its measurements were disturbed"] if disturbed else []
-    remedy = "it is measured again once they end" if busy else "measure again with `oallama profile MODEL --refresh`"
-    return f"predicted times may be far off: the profile is from a busy machine ({', '.join(reasons)}); {remedy}"
+    reason = f"other programs used {profile.fingerprint[OTHERS_PERCENT]:.0f} % of the CPU"
+    return (
+        f"predicted times may be far off: the profile is from a busy machine ({reason}); "
+        "it is measured again once they end"
+    )
 
 
 def caveat(profile: Profile) -> str:

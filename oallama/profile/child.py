@@ -16,7 +16,7 @@ from oallama.core.codec import from_json, to_json
 from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE
 from oallama.core.units import MIB
-from oallama.profile.busy import DISTURBED, OTHERS_PERCENT, Others
+from oallama.profile.busy import OTHERS_PERCENT, Others
 from oallama.profile.timing import TimingPolicy
 from oallama.profile.wanted import Wanted
 
@@ -74,16 +74,12 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
         tasks = [*link_tasks(session), *mul_mat_tasks(session), *non_matmul_tasks(session), *contention_tasks(session)]
         progress({"weight": sum(task.weight for task in tasks)})
         watch = Watch(device.spec.is_emulated)
-        disturbed = int(request.profile.fingerprint.get(DISTURBED, 0))
         with Watchdog(device.name, STALL_S) as watchdog:
             for task in tasks:
                 watchdog.beat()
                 progress({"fragment": _busy(others, request.profile)})
                 progress({"start": task.label, "device": task.device, "layout": task.layout, "kind": task.kind})
-                fragment, kept = watch.measured(task.run, TRIED_S)
-                if kept is not None and kept.fault:
-                    disturbed += 1
-                    progress({"fragment": {"fingerprint": {DISTURBED: disturbed}}})
+                fragment, _ = watch.measured(task.run, TRIED_S)
                 progress({"fragment": fragment, "done": task.weight})
     return {}
 

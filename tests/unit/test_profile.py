@@ -658,19 +658,6 @@ def test_what_was_measured_beside_other_programs_is_kept_until_a_calm_machine_re
     assert len(files("profile-*.json")) == 1
 
 
-def test_measurements_that_were_disturbed_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than a twentieth of them: here two of 24."""
-    Machine().profile(DENSE, NONE)
-    (path,) = files("*.json")
-    stored = json.loads(path.read_text())
-    for disturbed, said in ((1, False), (2, True)):
-        stored["fingerprint"]["disturbed"] = disturbed
-        path.write_text(json.dumps(stored))
-        warnings = Machine().profile(DENSE, NONE).warnings
-        assert bool(warnings) is said
-    assert "2 of its measurements were disturbed" in warnings[-1] and "--refresh" in warnings[-1]
-
-
 @pytest.mark.parametrize("said", ["quiet", "-1", "101", "nan"])
 def test_a_wrong_share_of_the_cpu_is_named(said: str) -> None:
     with pytest.raises(UsageError, match=f"OALLAMA_BUSY_PERCENT must be a number from 0 to 100, not '{said}'"):
