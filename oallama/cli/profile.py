@@ -10,6 +10,7 @@ from oallama.cli.help import Command, option
 from oallama.cli.options import device_option, gathered, json_option, model_argument, threads_option
 from oallama.cli.output import busy, emit_json, log, show, write_file
 from oallama.cli.records import counts
+from oallama.core.codec import to_json
 from oallama.core.options import Options
 
 
@@ -47,7 +48,6 @@ def command(
     """
     from oallama.placer import Placer
     from oallama.profile.export import exported
-    from oallama.profile.store import profile_to_json
     from oallama.report.profile import profile_tables
     from oallama.report.text import printable
 
@@ -60,7 +60,7 @@ def command(
         write_file(export, json.dumps(exported(profiles[0]), indent=1) + "\n")
         log(f"wrote {printable(export, 500)}: read it before you send it")
     if as_json:
-        documents = [profile_to_json(profile) for profile in profiles]
+        documents = [to_json(profile) for profile in profiles]
         emit_json(documents if placer.members else documents[0])
         return
     for profile in profiles:

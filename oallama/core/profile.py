@@ -160,11 +160,24 @@ class Profile:
     # that queueing a graph takes of its caller's time; None: not known
     launch_issue_s: Annotated[float | None, Mark.NOT_NEGATIVE, Mark.OMIT_DEFAULT] = None
 
+    JSON_KEYS: ClassVar[tuple[str, ...]] = (
+        "version", "fingerprint", "device", "cases", "rest", "link", "boundary", "contention", "launch_s", "warnings",
+        "skipped", "sharing", "copy_wait", "launch_issue_s",
+    )  # fmt: skip
+
     @property
-    def contention(self) -> Contention | None:
+    def contention(self) -> dict[str, float] | None:
         """CPU and link working concurrently on the shared DRAM, at the smallest batch size."""
         pairs = [row for row in self.sharing if (row.first, row.second) == ("cpu", "link")]
-        return min(pairs, key=lambda row: row.n_tokens, default=None)
+        if not pairs:
+            return None
+        row = min(pairs, key=lambda row: row.n_tokens)
+        return {
+            "cpu_alone_gb_per_s": row.first_alone_gb_per_s,
+            "link_alone_gb_per_s": row.second_alone_gb_per_s,
+            "cpu_with_link_gb_per_s": row.first_with_second_gb_per_s,
+            "link_with_cpu_gb_per_s": row.second_with_first_gb_per_s,
+        }
 
     @property
     def has_host_buffer(self) -> bool:

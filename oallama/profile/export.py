@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from oallama.core.codec import to_json
 from oallama.core.profile import Profile
-from oallama.profile.store import profile_to_json
 
 HIDDEN = "…"
 
@@ -31,7 +31,7 @@ def exported(profile: Profile) -> dict[str, Any]:
         warnings=(),
         skipped=tuple(replace(case, reason=HIDDEN) for case in profile.skipped),
     )
-    return {**profile_to_json(shared), "exported": True}
+    return {**to_json(shared), "exported": True}
 
 
 def _number(value: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from oallama.core.codec import to_json
 from oallama.core.profile import (
     Case,
     Contention,
@@ -20,7 +21,7 @@ from oallama.core.profile import (
 )
 from oallama.core.types import CPU_DEVICE
 from oallama.profile.busy import doubt
-from oallama.profile.store import VERSION, profile_from_json, profile_to_json
+from oallama.profile.store import VERSION, profile_from_json
 from oallama.profile.timing import Finding, assess
 from oallama.profile.wanted import (
     Wanted,
@@ -52,7 +53,7 @@ def merged(profile: Profile, fragments: Iterable[dict[str, Any]]) -> Profile:
     A later measurement of the same case replaces the earlier one. Raises ProfileError if a fragment does not fit the
     format.
     """
-    document = profile_to_json(profile)
+    document = to_json(profile)
     for fragment in json.loads(json.dumps(list(fragments))):  # tuples become lists
         for name, value in fragment.items():
             known = document.get(name)

@@ -37,30 +37,9 @@ READABLE_VERSIONS = (1,)
 
 _REMEDY = "measure it again with `oallama profile MODEL --refresh`"
 
-_CONTENTION_KEYS = {
-    "cpu_alone_gb_per_s": "first_alone_gb_per_s",
-    "link_alone_gb_per_s": "second_alone_gb_per_s",
-    "cpu_with_link_gb_per_s": "first_with_second_gb_per_s",
-    "link_with_cpu_gb_per_s": "second_with_first_gb_per_s",
-}
-"""Keys of `contention` -> the fields of Contention that they are."""
-
-
 #
 # JSON
 #
-
-
-def profile_to_json(profile: Profile) -> dict[str, Any]:
-    """The profile as a JSON object (tuples as lists; bytes and seconds unchanged)."""
-    row = profile.contention
-    contention = None if row is None else {key: getattr(row, field) for key, field in _CONTENTION_KEYS.items()}
-    document = {}
-    for key, value in to_json(profile).items():
-        document[key] = value
-        if key == "boundary":
-            document["contention"] = contention
-    return document
 
 
 def profile_from_json(document: Any) -> Profile:
@@ -90,24 +69,16 @@ def read_profile(path: str | Path) -> Profile:
     """The profile in a file (`--profile FILE`). Raises ProfileError: cannot be read, not JSON, not a known profile; its
     exit code is that of unusable input."""
     try:
-        return _read(path)
-    except ProfileError as error:
-        error.exit_code = UsageError.exit_code
-        raise
-
-
-def _read(path: str | Path) -> Profile:
-    try:
-        text = read_text(path)
+        return profile_from_json(parse_json(read_text(path)))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise ProfileError(f"cannot read the profile {path}: {reason}; {_REMEDY}") from None
-    try:
-        return profile_from_json(parse_json(text))
+        fault = ProfileError(f"cannot read the profile {path}: {reason}; {_REMEDY}")
     except CodecError:
-        raise ProfileError(f"{path} is not valid JSON; {_REMEDY}") from None
+        fault = ProfileError(f"{path} is not valid JSON; {_REMEDY}")
     except ProfileError as error:
-        raise ProfileError(f"{path}: {error}") from None
+        fault = ProfileError(f"{path}: {error}")
+    fault.exit_code = UsageError.exit_code
+    raise fault
 
 
 #
@@ -128,9 +99,7 @@ def busy_path(path: Path) -> Path:
 def load(path: Path, warn: Callable[[str], None]) -> Profile | None:
     """The stored profile; None if it is missing, or damaged (warn is then called)."""
     try:
-        if not path.exists():
-            return None
-        return read_profile(path)
+        return read_profile(path) if path.exists() else None
     except OSError:  # the folder cannot be looked into
         return None
     except ProfileError as error:
@@ -140,7 +109,7 @@ def load(path: Path, warn: Callable[[str], None]) -> Profile | None:
 
 def save(path: Path, profile: Profile) -> None:
     """Replace the stored profile. Raises ProfileError if the folder cannot be written."""
-    write_in_cache(path, json.dumps(profile_to_json(profile), indent=1, allow_nan=False) + "\n")
+    write_in_cache(path, json.dumps(to_json(profile), indent=1, allow_nan=False) + "\n")
 
 
 def write_in_cache(path: Path, text: str) -> None:

@@ -13,7 +13,7 @@ from oallama.core.codec import to_json
 from oallama.core.errors import ProfileError
 from oallama.core.files import cache_folder
 from oallama.core.profile import Profile
-from oallama.profile.store import profile_to_json, read_in_cache, write_in_cache
+from oallama.profile.store import read_in_cache, write_in_cache
 from oallama.tuned.result import Key, TuneResult
 
 VERSION = 4
@@ -30,7 +30,7 @@ def memory_step(n_bytes: int) -> int:
 
 def timings_digest(profile: Profile) -> str:
     """16 hex digits of the timings only."""
-    record = profile_to_json(profile)
+    record = to_json(profile)
     timed = {name: record.get(name) for name in TIMED}
     return hashlib.sha256(json.dumps(timed, sort_keys=True).encode()).hexdigest()[:16]
 

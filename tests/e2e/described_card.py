@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from oallama.core.codec import to_json
 from oallama.core.profile import Profile
 from oallama.device.card import Card, Host
 from oallama.placer import Placer
 from oallama.profile.described import described
-from oallama.profile.store import profile_to_json
 
 
 def slow_cpu_fast_card(model: Path, link_bytes_per_s: float) -> Profile:
@@ -36,5 +36,5 @@ def slow_cpu_worker(model: Path) -> Profile:
 def profile_file(profile: Profile, folder: Path) -> Path:
     """A file of it for --profile."""
     file = folder / "profile.json"
-    file.write_text(json.dumps(profile_to_json(profile)), encoding="utf-8")
+    file.write_text(json.dumps(to_json(profile)), encoding="utf-8")
     return file

@@ -196,7 +196,7 @@ def test_the_device_has_what_streaming_needs_and_all_of_it_is_measured(card: Ope
     profile = measured.profile()
     assert {"h2d_pinned", "h2d_pageable", "d2h"} <= profile.link.keys()
     assert all(fit.beta_s_per_byte > 0 for fit in profile.link.values())
-    assert profile.contention is not None and profile.contention.second_alone_gb_per_s > 0
+    assert profile.contention is not None and profile.contention["link_alone_gb_per_s"] > 0
     timed = {(case.device, case.mul_mat.type) for case in profile.cases}
     assert (card.name, "Q4_0") in timed and (CPU_DEVICE, "Q4_0") in timed
 

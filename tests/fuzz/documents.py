@@ -16,7 +16,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from worlds import model_info, placed, some_plan, weight
 
-from oallama.core.codec import from_json
+from oallama.core.codec import from_json, to_json
 from oallama.core.errors import OallamaError
 from oallama.core.routing import ExpertCounts, LayerCounts
 from oallama.core.types import Attention, Predicted, StreamSettings, devices_with_n_g
@@ -31,7 +31,7 @@ from oallama.plan.plugin_text import plugin_text
 from oallama.profile.emulate import host_of, profile_parameters
 from oallama.profile.history import adopted, history_path, read_history, write_history
 from oallama.profile.routing import counted, read_routing, routing_path, write_routing
-from oallama.profile.store import FOLDER_VARIABLE, profile_from_json, profile_to_json, read_profile
+from oallama.profile.store import FOLDER_VARIABLE, profile_from_json, read_profile
 from oallama.report.plan import plan_sentences
 from oallama.report.profile import profile_tables
 from oallama.tuned.result import Key
@@ -122,7 +122,7 @@ def profiles() -> list[Any]:
 def check_profile(raw: bytes, folder: Path) -> None:
     """Read it, write and read it again, show it, and take kernels' times from it."""
     profile = read_profile(write(folder, raw))
-    written = json.dumps(profile_to_json(profile), allow_nan=False)
+    written = json.dumps(to_json(profile), allow_nan=False)
     again = profile_from_json(json.loads(written))
     assert again.cases == profile.cases, "a profile that was written is read back otherwise"
     profile_tables(profile)

@@ -24,7 +24,7 @@ import plan_corpus  # noqa: E402
 from make_model import write_shape  # noqa: E402
 from model_shapes import KNOWN  # noqa: E402
 
-from oallama.profile.store import profile_to_json  # noqa: E402
+from oallama.core.codec import to_json  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
@@ -44,7 +44,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     name, folder = request.param, tmp_path_factory.mktemp(request.param)
     machine, vram, policy, of_layer = MODELS[name]
     n_layer, file = KNOWN[name].n_layer, write_shape(folder / "m.gguf", KNOWN[name], "Q4_0", empty=True)
-    made = profile_to_json(plan_corpus.profile_of(machine, name))
+    made = to_json(plan_corpus.profile_of(machine, name))
     for case in (*made["cases"], *made["rest"]):
         case["samples"] = case["samples"] or [case["seconds"]]  # those that are described have none
     profile, plan = folder / "profile.json", folder / "plan.json"

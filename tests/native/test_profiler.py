@@ -79,7 +79,7 @@ def test_a_worker_is_measured_with_its_link() -> None:
     assert {rest.device for rest in profile.rest} == {"CPU", "RPC0"}
     for fit in profile.link.values():
         assert fit.seconds(1 << 24) > fit.seconds(4096) >= 0 and len(fit.points) >= 3
-    assert profile.boundary.seconds(1 << 20) > 0 and profile.contention.second_alone_gb_per_s > 0
+    assert profile.boundary.seconds(1 << 20) > 0 and profile.contention["link_alone_gb_per_s"] > 0
     assert len(profile.sharing) == 3 * len(TOKENS)
     assert 0 <= profile.copy_wait <= 1 and 0 < profile.launch_s < 1 and 0 < profile.launch_issue_s < 1
     assert run("rpc-worker:1") == profile

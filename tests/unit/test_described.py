@@ -17,6 +17,7 @@ from worlds import CARD, HOST, ROUTED, SMALL, World, bytes_of, model_info, some_
 
 from oallama.cli.main import exit_code
 from oallama.cli.what_if import parse_cards
+from oallama.core.codec import to_json
 from oallama.core.errors import PlanError, ProfileError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, Attention, SplitSettings, Workload
@@ -33,7 +34,7 @@ from oallama.planner.policies.stock_over import fitted
 from oallama.planner.pure_plan import WhatIf
 from oallama.profile.described import host_profile, with_card
 from oallama.profile.merge import missing_contention, missing_link
-from oallama.profile.store import profile_from_json, profile_to_json
+from oallama.profile.store import profile_from_json
 from oallama.profile.wanted import wanted
 from oallama.report.what_if import CLAIM, what_if_document, what_if_table
 
@@ -54,7 +55,7 @@ def test_nothing_is_left_to_measure_and_it_can_be_stored() -> None:
     profile = MOE.profile
     want = wanted(MOE.model, MOE.operators, MOE.tokens, llc_bytes=0)
     assert missing_link(profile) == [] and missing_contention(profile, want) == []
-    assert profile_from_json(profile_to_json(profile)) == profile
+    assert profile_from_json(to_json(profile)) == profile
     facts = profile.fingerprint
     assert facts["described"] and facts["device_host_buffer"] and facts["device_asynchronous"]
     assert profile.is_pinned and not profile.is_blocking
@@ -67,7 +68,7 @@ def test_a_measured_cpu_keeps_its_cases_and_loses_the_device_it_had() -> None:
     assert {case.device for case in (*profile.cases, *profile.rest)} == {CPU_DEVICE, "card"}
     assert [c for c in profile.cases if c.device == CPU_DEVICE] == [c for c in before.cases if c.device == CPU_DEVICE]
     shared = profile.contention
-    assert shared.first_with_second_gb_per_s + shared.second_with_first_gb_per_s == pytest.approx(45), "of the DRAM"
+    assert shared["cpu_with_link_gb_per_s"] + shared["link_with_cpu_gb_per_s"] == pytest.approx(45), "of the DRAM"
     with pytest.raises(ProfileError, match="no CPU mul-mat"):
         with_card(replace(before, cases=()), CARD, SMALL, WORLD.operators)
 

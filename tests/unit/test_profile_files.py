@@ -12,12 +12,13 @@ from click.testing import CliRunner
 from worlds import World
 
 from oallama.cli import profile as cli
+from oallama.core.codec import to_json
 from oallama.core.errors import ProfileError
 from oallama.core.profile import SkippedCase
 from oallama.core.types import MulMat
 from oallama.placer import Placer
 from oallama.profile.export import HIDDEN, exported
-from oallama.profile.store import profile_from_json, profile_to_json, read_profile
+from oallama.profile.store import profile_from_json, read_profile
 
 SECRET = "xyzzy"
 FINGERPRINT: dict[str, Any] = {
@@ -63,7 +64,7 @@ PROFILE = replace(
     ],
 )
 def test_faults_are_named(path: tuple[Any, ...], value: object, message: str) -> None:
-    record = json.loads(json.dumps(profile_to_json(PROFILE)))
+    record = json.loads(json.dumps(to_json(PROFILE)))
     inner: Any = record
     for step in path[:-1]:
         inner = inner[step]
