@@ -1,6 +1,6 @@
 """A profile to share: the measurements and the kind of machine, without personal data.
 
-What leaves is named here, field by field; whatever else a fingerprint holds, now or later, stays. So do sentences,
+What leaves is named below, field by field; whatever else a fingerprint holds, now or later, stays. So do sentences,
 which may name anything: warnings, and why a case was left out. The result is a profile that `--profile FILE` reads.
 """
 
@@ -25,31 +25,18 @@ def exported(profile: Profile) -> dict[str, Any]:
     fingerprint = profile.fingerprint
     shared = replace(
         profile,
-        fingerprint={
-            name: form(fingerprint[name]) for name, form in _FORMS.items() if fingerprint.get(name) is not None
-        },
+        fingerprint={name: fingerprint[name] for name in _UNCHANGED if fingerprint.get(name) is not None}
+        | {name: form(fingerprint[name]) for name, form in _FORMS.items() if fingerprint.get(name) is not None},
         warnings=(),
         skipped=tuple(replace(case, reason=HIDDEN) for case in profile.skipped),
     )
     return {**to_json(shared), "exported": True}
 
 
-def _number(value: Any) -> Any:
-    return value if isinstance(value, (int, float)) else None
-
-
-def _words(value: Any) -> list[str]:
-    return [str(word) for word in value if re.fullmatch(r"[\w.+-]{1,40}", str(word))] if isinstance(value, list) else []
-
-
 def _version(value: Any) -> str:
     """The name and the number, without what a distribution or an owner appended: `Linux 6.18.44`."""
     match = re.match(r"[A-Za-z]*\s*\d+(?:\.\d+)*", str(value))
     return match[0] if match else ""
-
-
-def _device_spec(value: Any) -> str:
-    return str(value).partition(":")[0]  # what follows is a host, or threads and cores
 
 
 def _gpus(value: Any) -> list[str]:
@@ -61,26 +48,21 @@ def _description(value: Any) -> str:
     return HIDDEN if _ENDPOINT.fullmatch(str(value)) else str(value)
 
 
-def _policy(value: Any) -> dict[str, Any]:
-    numbers = value.items() if isinstance(value, dict) else ()
-    return {str(key): number for key, number in numbers if isinstance(number, (int, float))}
-
-
+_UNCHANGED = (
+    "oallama", "cpu", "cpu_features", "cpu_layouts", "cpu_kernels", "cores_physical", "cores_logical", "cores_allowed",
+    "n_threads", "llc_bytes", "llc_source", "memory_bytes", "numa_nodes", "governor", "energy_preference",
+    "power_source", "platform_profile", "ggml_version", "ggml_commit", "ggml_cpu_build", "llama_build", "device_name",
+    "device_backend", "device_type", "device_memory_bytes", "device_host_buffer", "device_asynchronous", "device_pins",
+    "device_takes_residents",
+)  # fmt: skip
 _FORMS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("cpu", "llc_source", "governor", "energy_preference", "power_source", "platform_profile"), str),
-    **dict.fromkeys(("cores_physical", "cores_logical", "cores_allowed", "n_threads", "llc_bytes"), _number),
-    **dict.fromkeys(("memory_bytes", "numa_nodes", "device_memory_bytes"), _number),
-    **dict.fromkeys(("device_host_buffer", "device_asynchronous", "device_pins", "device_takes_residents"), bool),
-    **dict.fromkeys(("cpu_features", "cpu_layouts", "cpu_kernels"), _words),
-    **dict.fromkeys(("system", "gpu_driver", "llama_cpp_python", "ggml_version", "oallama"), _version),
-    **dict.fromkeys(
-        ("ggml_cpu_build", "llama_build", "ggml_commit", "device_name", "device_backend", "device_type"), str
-    ),
-    "device_spec": _device_spec,
+    "system": _version,
+    "gpu_driver": _version,
+    "llama_cpp_python": _version,
+    "device_spec": lambda value: str(value).partition(":")[0],  # what follows is a host, or threads and cores
     "device_description": _description,
     "gpus": _gpus,
     "gpu_environment": lambda value: {str(name): HIDDEN for name in value} if isinstance(value, dict) else {},
     "measured_at": lambda value: str(value)[:10],
-    "policy": _policy,
 }
 """Field of a fingerprint -> the form in which it may leave."""
