@@ -12,14 +12,13 @@ import contextlib
 import functools
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oallama.core.codec import parse_json
+from oallama.core.codec import NotNegative, Positive, from_json, to_json
 from oallama.core.errors import BridgeError, ProfileError, UsageError
 from oallama.core.files import cache_folder
 from oallama.core.profile import Profile, ProfileCase
@@ -31,9 +30,9 @@ from oallama.device.cpu import allowed_cpus, default_threads, thread_counts
 from oallama.device.emulated import PARAMETERS, Emulated, card_of, card_parameters
 from oallama.device.emulated_link import check_room
 from oallama.device.spec import DeviceSpec
-from oallama.profile.busy import OTHERS_PERCENT, busy_percent, others_percent
+from oallama.profile.busy import busy_percent, others_percent
 from oallama.profile.machine import fingerprint
-from oallama.profile.store import measuring_lock, read_profile, write_in_cache
+from oallama.profile.store import measuring_lock, read_in_cache, read_profile, write_in_cache
 
 K, N = 4096, 11008  # of the matrix whose rates stand for the CPU's: LLaMA-2-7B's gate
 TYPE = "Q4_0"
@@ -86,18 +85,11 @@ def _scaled(emulated: Emulated, n_threads: int, rates: Callable[[int], Host]) ->
     if emulated.scale is None:
         target_host = USUAL_PC if profile is None else host_of(profile)
         this_machine = rates(n_threads)
-        emulated = replace(
-            emulated,
-            scale=(
-                _rounded(target_host.bytes_per_s / this_machine.bytes_per_s),
-                _rounded(target_host.flops_per_s / this_machine.flops_per_s),
-            ),
-        )
-    return (
-        emulated
-        if profile is None
-        else replace(emulated, source=kept_parameters(profile_parameters(profile, emulated)))
-    )
+        by_bytes = _rounded(target_host.bytes_per_s / this_machine.bytes_per_s)
+        emulated = replace(emulated, scale=(by_bytes, _rounded(target_host.flops_per_s / this_machine.flops_per_s)))
+    if profile is None:
+        return emulated
+    return replace(emulated, source=kept_parameters(profile_parameters(profile, emulated)))
 
 
 def _rounded(factor: float) -> float:
@@ -110,6 +102,15 @@ def _rounded(factor: float) -> float:
 #
 
 
+@dataclass(frozen=True, slots=True)
+class CpuRates:
+    """Measured rates of a CPU. others_cpu_percent: its use by other programs meanwhile."""
+
+    bytes_per_s: Positive
+    flops_per_s: Positive
+    others_cpu_percent: NotNegative
+
+
 def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None) -> Host:
     """Rates of this machine's CPU with n_threads threads: weight bytes/s in decode in its fastest layout, flop/s in
     prompts in the plain layout, in which a host with a card computes.
@@ -118,37 +119,34 @@ def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None
     again once these end, unless settle_rates was called. say: called with a note on either. Raises BridgeError,
     ProfileError, UsageError as busy_percent does.
     """
-    parts = _machine_parts(n_threads)
-    path = _rates_path(parts)
+    cpu, path = _rates_file(n_threads)
     rates = _serving_rates(path)
     if rates is None:
         with measuring_lock(path.parent, lambda: None):
             rates = _serving_rates(path)
             if rates is None:
                 say(f"measuring the CPU with {n_threads} threads (once, some seconds)")
-                rates = ask_child(
+                answer = ask_child(
                     "oallama.profile.emulate", {"n_threads": n_threads}, TIMEOUT_S,
                     lambda reason: BridgeError(f"cannot measure the CPU's rates: {reason}"), BridgeError,
                 )  # fmt: skip
-            with contextlib.suppress(ProfileError):  # measured again next time
-                write_in_cache(path, json.dumps({"machine": parts, **rates}, indent=1) + "\n")
-    if rates[OTHERS_PERCENT] > busy_percent():
+                rates = from_json(CpuRates, answer, "rates")
+                _keep_rates(path, rates)
+    if rates.others_cpu_percent > busy_percent():
         say(
-            f"note: the CPU was timed while other programs used {rates[OTHERS_PERCENT]:.0f} % of it, "
+            f"note: the CPU was timed while other programs used {rates.others_cpu_percent:.0f} % of it, "
             "so it may seem too slow; it is timed again once they end"
         )
-    return Host(str(parts["cpu"]), rates["bytes_per_s"], rates["flops_per_s"], "measured here")
+    return Host(cpu, rates.bytes_per_s, rates.flops_per_s, "measured here")
 
 
 def settle_rates(n_threads: int) -> None:
     """Keep the rates of this_host permanently, as results were measured with a device that is scaled by them, and would
     not be found with another scale."""
-    parts = _machine_parts(n_threads)
-    rates = _read_rates(_rates_path(parts))
-    if rates is not None and rates[OTHERS_PERCENT] > 0:
-        with contextlib.suppress(ProfileError):
-            text = json.dumps({"machine": parts, **rates, "settled": True}, indent=1) + "\n"
-            write_in_cache(_rates_path(parts), text)
+    _, path = _rates_file(n_threads)
+    rates = read_in_cache(CpuRates, path)
+    if rates is not None:
+        _keep_rates(path, replace(rates, others_cpu_percent=0.0))
 
 
 def usual_threads(rates: Callable[[int], Host], counts: Sequence[int] | None = None) -> int:
@@ -165,34 +163,25 @@ def usual_threads(rates: Callable[[int], Host], counts: Sequence[int] | None = N
     return max(decoded, key=lambda count: decoded[count])  # the first of equal ones
 
 
-def _machine_parts(n_threads: int) -> dict[str, Any]:
+def _rates_file(n_threads: int) -> tuple[str, Path]:
+    """(the CPU's name, the file of its rates)."""
     machine = fingerprint(n_threads, "none")
-    return {name: machine.get(name) for name in _KEY_PARTS}
-
-
-def _rates_path(parts: dict[str, Any]) -> Path:
+    parts = {name: machine.get(name) for name in _KEY_PARTS}
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_folder() / f"cpu-rates-v2-{key}.json"
+    return str(parts["cpu"]), cache_folder() / f"cpu-rates-v2-{key}.json"
 
 
-def _serving_rates(path: Path) -> dict[str, float] | None:
+def _serving_rates(path: Path) -> CpuRates | None:
     """The cached rates; None without any, or if other programs ran during the measurement but do not now."""
-    rates = _read_rates(path)
-    if rates is None or rates[OTHERS_PERCENT] <= busy_percent():
+    rates = read_in_cache(CpuRates, path)
+    if rates is None or rates.others_cpu_percent <= busy_percent():
         return rates
     return rates if others_percent() > busy_percent() else None
 
 
-def _read_rates(path: Path) -> dict[str, float] | None:
-    try:
-        stored = parse_json(path.read_text(encoding="utf-8"))
-        rates = {name: float(stored[name]) for name in ("bytes_per_s", "flops_per_s", OTHERS_PERCENT)}
-        if stored.get("settled") is True:
-            rates[OTHERS_PERCENT] = 0.0
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return None  # not there, or damaged: measured anew
-    timed = all(0 < rates[name] < math.inf for name in ("bytes_per_s", "flops_per_s"))
-    return rates if timed and rates[OTHERS_PERCENT] >= 0 else None
+def _keep_rates(path: Path, rates: CpuRates) -> None:
+    with contextlib.suppress(ProfileError):  # measured again next time
+        write_in_cache(path, json.dumps(to_json(rates)) + "\n")
 
 
 def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
@@ -216,7 +205,7 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
         "bytes_per_s": max(weight_bytes / best_s(layout, 1, 30) for layout in layouts),
         "flops_per_s": 2.0 * K * N * BATCH / best_s(PLAIN_LAYOUT, BATCH, 3),
     }
-    return {**rates, OTHERS_PERCENT: max(before_percent, others_percent())}
+    return {**rates, "others_cpu_percent": max(before_percent, others_percent())}
 
 
 #
