@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from oallama.core.codec import Count, Mark, NotNegative, Positive, Size
+from oallama.core.ggml_types import bytes_per_element
 from oallama.core.types import MulMat
 
 Samples = Annotated[tuple[Positive, ...], Mark.NOT_EMPTY]
@@ -98,6 +99,11 @@ class NonMatmulShape:
     flash_attn: bool
     type_k: Annotated[str, Mark.OMIT_DEFAULT] = "f16"  # of the KV cache, as llama.cpp's -ctk names it
     type_v: Annotated[str, Mark.OMIT_DEFAULT] = "f16"
+
+    def cache_bytes(self, n_kv: int = 1) -> tuple[float, float]:
+        """Bytes of keys and of values of n_kv positions in one layer's KV cache."""
+        keys = n_kv * self.n_head_kv * self.n_embd_head_k * bytes_per_element(self.type_k)
+        return keys, n_kv * self.n_head_kv * self.n_embd_head_v * bytes_per_element(self.type_v)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from itertools import compress
 from math import inf
 from operator import getitem, or_
 
-from oallama.core.ggml_types import bytes_per_element
-from oallama.core.profile import LinearFit, NonMatmulShape, Profile
+from oallama.core.profile import LinearFit, Profile
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, MulMat, Operator
 from oallama.cost.blocks import experts_bytes
 from oallama.cost.graph import Graph, computes_outputs_only, device_copies
@@ -132,14 +131,7 @@ def host_cache(profile: Profile) -> HostCache | None:
     stream = weight_stream(profile)
     if stream is None or not profile.rest:
         return None
-    return HostCache(stream, transfer_rates(profile).copy_out, cache_bytes(profile.rest[0].shape))
-
-
-def cache_bytes(shape: NonMatmulShape) -> float:
-    """Bytes of one position of the KV cache in one layer."""
-    keys = shape.n_embd_head_k * bytes_per_element(shape.type_k)
-    values = shape.n_embd_head_v * bytes_per_element(shape.type_v)
-    return shape.n_head_kv * (keys + values)
+    return HostCache(stream, transfer_rates(profile).copy_out, sum(profile.rest[0].shape.cache_bytes()))
 
 
 def is_around_attention(operator: Operator) -> bool:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oallama.core.errors import ProfileError
-from oallama.core.ggml_types import bytes_per_element
 from oallama.core.options import PLAIN_V_TYPES, STOCK_ATTENTION
 from oallama.core.profile import Contention, LinearFit, NonMatmulCase, NonMatmulShape, Profile, ProfileCase
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Attention, ModelInfo, Operator
@@ -200,7 +199,7 @@ def non_matmul_kernels(
     yield from (moves(2 * q), moves(2 * k))  # rope
     yield from (moves(2 * k), moves(2 * v))  # KV write
     on_card = device != CPU_DEVICE
-    cached = not on_card and keys_and_values(shape, n_kv) <= IN_CACHE_BYTES
+    cached = not on_card and sum(shape.cache_bytes(n_kv)) <= IN_CACHE_BYTES
     flop_share, byte_share = IN_CACHE if cached else 1.0, one_token_share(shape) if on_card and n_tokens == 1 else 1.0
     for kernel in attention_kernels(shape, n_tokens, n_kv):
         yield KernelWork(kernel.flop / flop_share, kernel.n_bytes / byte_share)
@@ -218,20 +217,13 @@ def one_token_share(shape: NonMatmulShape) -> float:
     return ATTENTION if plain else min(ATTENTION, shape.n_head_kv / shape.n_head)
 
 
-def keys_and_values(shape: NonMatmulShape, n_kv: int) -> float:
-    """Bytes of one layer's."""
-    keys, values = (n_kv * shape.n_head_kv * width for width in (shape.n_embd_head_k, shape.n_embd_head_v))
-    return keys * bytes_per_element(shape.type_k) + values * bytes_per_element(shape.type_v)
-
-
 def attention_kernels(shape: NonMatmulShape, n_tokens: int, n_kv: int) -> Iterator[KernelWork]:
     """One kernel with flash attention. Without: scores, softmax, values and a transposition, over whole steps of the
     cache; scores are written and read in F32."""
     heads = shape.n_head
     if not shape.flash_attn:
         n_kv = in_steps(n_kv)
-    keys = n_kv * shape.n_head_kv * shape.n_embd_head_k * bytes_per_element(shape.type_k)
-    values = n_kv * shape.n_head_kv * shape.n_embd_head_v * bytes_per_element(shape.type_v)
+    keys, values = shape.cache_bytes(n_kv)
     queries, results = (F32 * n_tokens * heads * width for width in (shape.n_embd_head_k, shape.n_embd_head_v))
     by_keys, by_values = (2.0 * n_tokens * n_kv * heads * width for width in (shape.n_embd_head_k, shape.n_embd_head_v))
     if shape.flash_attn:
@@ -263,31 +255,24 @@ def _line(alpha_s: float, beta_s_per_byte: float, sizes: Iterable[int]) -> Linea
     return LinearFit(alpha_s, beta_s_per_byte, 1.0, points)
 
 
-def _fastest_gb_per_s(on_cpu: Sequence[ProfileCase], n_tokens: int | None = None) -> float:
-    """Fastest rate at which the CPU reads weights at this batch size; None: at its smallest."""
-    at = min(case.n_tokens for case in on_cpu) if n_tokens is None else n_tokens
-    return max((case.gb_per_s for case in on_cpu if case.n_tokens == at), default=0.0)
-
-
-def _dram_gb_per_s(on_cpu: Sequence[ProfileCase], dram_bytes_per_s: float | None) -> float:
-    cpu = _fastest_gb_per_s(on_cpu)
-    return cpu / DRAM_SHARE if dram_bytes_per_s is None else max(cpu, dram_bytes_per_s / 1e9)
-
-
 def _contention(
     want: Wanted, on_cpu: Sequence[ProfileCase], card: Card, dram_bytes_per_s: float | None
 ) -> tuple[Contention, ...]:
     """Contention of CPU and link for the DRAM, by the CPU's reads at each batch size; no other contention."""
-    dram, link = _dram_gb_per_s(on_cpu, dram_bytes_per_s), card.pinned_bytes_per_s / 1e9
+    fastest: dict[int, float] = {}  # GB/s at which the CPU reads weights, by batch size
+    for case in on_cpu:
+        fastest[case.n_tokens] = max(fastest.get(case.n_tokens, 0.0), case.gb_per_s)
+    cpu = fastest[min(fastest)]
+    dram = cpu / DRAM_SHARE if dram_bytes_per_s is None else max(cpu, dram_bytes_per_s / 1e9)
     cases = []
     for n_tokens in contention_tokens(want):
-        cpu = _fastest_gb_per_s(on_cpu, n_tokens)
-        alone = {"cpu": cpu, "device": card.bytes_per_s / 1e9, "link": link}
-        for first, second in PAIRS:
-            left = min(1.0, dram / (cpu + link)) if (first, second) == ("cpu", "link") else 1.0
-            cases.append(
-                Contention(
-                    first, second, n_tokens, alone[first], alone[second], left * alone[first], left * alone[second]
-                )
-            )
+        alone = {
+            "cpu": fastest.get(n_tokens, 0.0),
+            "device": card.bytes_per_s / 1e9,
+            "link": card.pinned_bytes_per_s / 1e9,
+        }
+        for pair in PAIRS:
+            left = min(1.0, dram / (alone["cpu"] + alone["link"])) if pair == ("cpu", "link") else 1.0
+            rates = [alone[worker] for worker in pair]
+            cases.append(Contention(*pair, n_tokens, *rates, *(left * rate for rate in rates)))
     return tuple(cases)
