@@ -18,6 +18,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from oallama.core.types import ModelInfo, Operator
 
@@ -36,9 +37,8 @@ class Node:
     outputs_only: bool  # computed only for the tokens whose logits are wanted
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCopies:
-    """Numbers of splits and copies, and bytes copied, of a placement in one forward pass."""
+class DeviceCopies(NamedTuple):
+    """Numbers of splits and copies, and bytes copied, of a placement, or of one layer, in one forward pass."""
 
     splits: int  # on both sides, as llama.cpp logs "graph splits"
     device_splits: int  # on the device
@@ -48,10 +48,6 @@ class DeviceCopies:
     bytes_out_per_token: int
     bytes_in_per_output: int  # for each token whose logits are wanted
     bytes_out_per_output: int
-
-
-Counts = tuple[int, ...]
-"""The fields of DeviceCopies, for one layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -333,7 +329,7 @@ def _device_copies(layers: tuple[Layer, ...], on_device: bytes, first_device_lay
     Layer by layer, as a layer's counts depend only on the side on which the layer before ends and the next one begins.
     Most layers of a model are equal, so few are counted.
     """
-    counts: list[Counts] = []
+    counts: list[DeviceCopies] = []
     previous_side: bool | None = None
     begin = 0
     for index, layer in enumerate(layers):
@@ -344,14 +340,14 @@ def _device_copies(layers: tuple[Layer, ...], on_device: bytes, first_device_lay
         )
         counts.append(layer_counts)
         begin = end
-    splits, *others = map(sum, zip(*counts, strict=True))
-    return DeviceCopies(1 + splits, *others)
+    total = DeviceCopies(*map(sum, zip(*counts, strict=True)))
+    return total._replace(splits=1 + total.splits)
 
 
 @lru_cache(maxsize=2**16)
 def _of_layer(
     layer: Layer, on_device: bytes, layer_on_device: bool, previous_side: bool | None, next_side: bool | None
-) -> tuple[Counts, bool]:
+) -> tuple[DeviceCopies, bool]:
     """(a layer's counts, the side on which it ends). on_device: 1 for each operator on the device.
     layer_on_device: whether its norms and KV are on the device. previous_side: the side on which the layer before ends;
     None: no layer, and its output is not counted. next_side: the side on which the next layer begins; None: no
@@ -378,4 +374,4 @@ def _of_layer(
             else:
                 n_bytes[side] += node.bytes_per_token
     copies = (counts[1], counts[0], n_bytes[1], n_bytes[0], output_bytes[1], output_bytes[0])
-    return (splits, device_splits, *copies), sides[-1]
+    return DeviceCopies(splits, device_splits, *copies), sides[-1]

@@ -10,12 +10,12 @@ the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, permutations
 from math import sqrt
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from oallama.core.errors import ProfileError
 from oallama.core.profile import Contention, LinearFit, Profile, Worker
@@ -138,22 +138,17 @@ NO_INTERFERENCE = Interference()
 InterferenceCurve = tuple[tuple[int, Interference], ...]
 """Interference by batch size, ascending; empty: not measured, so no interference."""
 
-_FIELDS: Mapping[tuple[Worker, Worker], tuple[str, str]] = {
-    ("cpu", "device"): ("cpu_with_device", "device_with_cpu"),
-    ("cpu", "link"): ("cpu_with_link", "link_with_cpu"),
-    ("device", "link"): ("device_with_link", "link_with_device"),
-}
-_NAMES = tuple(name for pair in _FIELDS.values() for name in pair)
+_NAMES = tuple(f"{first}_with_{second}" for first, second in permutations(get_args(Worker), 2))
 
 
 def interference_curve(profile: Profile) -> InterferenceCurve:
     """The interference in a profile. Work that was faster together than alone counts as unaffected."""
     one_queue = profile.copy_wait is not None and profile.copy_wait >= ONE_QUEUE
     measured: dict[int, dict[str, float]] = {}
-    for contention in profile.sharing:
-        names = _FIELDS.get((contention.first, contention.second))
-        if names is not None:
-            measured.setdefault(contention.n_tokens, {}).update(zip(names, _shares(contention), strict=True))
+    for row in profile.sharing:
+        if row.first != row.second:
+            names = f"{row.first}_with_{row.second}", f"{row.second}_with_{row.first}"
+            measured.setdefault(row.n_tokens, {}).update(zip(names, _shares(row), strict=True))
     if not measured and one_queue:
         measured[1] = {}
     return tuple(

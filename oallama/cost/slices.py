@@ -20,6 +20,7 @@ from oallama.cost.experts import ExpertUse, copied, experts_alike, miss_odds
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
 from oallama.cost.rates import NO_COPY, CopySeconds, SliceRates
 from oallama.cost.timeline import (
+    NO_TASKS,
     BlockTimes,
     DeviceStep,
     alone_seconds,
@@ -56,10 +57,6 @@ class Gemm:
     cpu: Kernel
     gpu: Kernel
 
-    @property
-    def routed(self) -> bool:
-        return self.mul_mat.routed
-
 
 class LinearCost(NamedTuple):
     """Seconds of mul-mats at one batch size (Eq. 4): a share s of their weights takes alpha + s * linear."""
@@ -78,7 +75,6 @@ class Streamed(NamedTuple):
     n_copies: float  # one per weight; of experts one per group of adjacent ones; the same for any share
 
 
-NO_LINEAR_COST = LinearCost(0.0, 0.0, 0.0, 0.0)
 NOT_STREAMED = Streamed(0.0, 0.0, 0.0)
 
 
@@ -99,11 +95,6 @@ class Gemms(tuple[Gemm, ...]):
     @cached_property
     def _hash(self) -> int:
         return super().__hash__()
-
-    @cached_property
-    def routed(self) -> bool:
-        """Whether the needed weights are known only once the router has run."""
-        return any(gemm.routed for gemm in self)
 
     @cached_property
     def _known(self) -> dict[int, LinearCost]:
@@ -139,15 +130,16 @@ class Gemms(tuple[Gemm, ...]):
         return Streamed(share * whole.bytes, share * whole.late_bytes, whole.n_copies)
 
     def cpu_s(self, share: float, n_tokens: int) -> float:
-        linear = self._linear_cost(share, n_tokens)
+        if share <= 0 or n_tokens <= 0:
+            return 0.0
+        linear = self.at(n_tokens)
         return linear.cpu_alpha_s + share * linear.cpu_linear_s
 
     def gpu_s(self, share: float, n_tokens: int) -> float:
-        linear = self._linear_cost(share, n_tokens)
+        if share <= 0 or n_tokens <= 0:
+            return 0.0
+        linear = self.at(n_tokens)
         return linear.gpu_alpha_s + share * linear.gpu_linear_s
-
-    def _linear_cost(self, share: float, n_tokens: int) -> LinearCost:
-        return self.at(n_tokens) if share > 0 and n_tokens > 0 else NO_LINEAR_COST
 
 
 @dataclass(frozen=True)
@@ -175,10 +167,6 @@ class BlockType:
     takes_n_g: bool = True  # CC may be streamed for some tokens: it is in the plain layout, or in that one too
     use: ExpertUse | None = None  # use of the layer's experts; None: the block may not have hot experts
     gaps: tuple[float, ...] = ()  # as in cost/experts.py, of experts that are streamed
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.gemms, Gemms):
-            object.__setattr__(self, "gemms", Gemms(self.gemms))
 
     def __hash__(self) -> int:
         return self._hash
@@ -220,11 +208,6 @@ class BlockType:
         """The block as the device computes it with n_hot hot experts."""
         n_used = self.gemms[0].mul_mat.n_expert_used
         return self.block.with_rows(min(n_used, n_hot), n_used)
-
-    @property
-    def routed(self) -> bool:
-        """Whether the needed weights are known only once the router has run."""
-        return self.gemms.routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,11 +253,16 @@ def both_sides(
     late_s: float = 0.0,
 ) -> BlockTimes:
     """Tasks of both sides of a block. If device calls are synchronous, the thread waits for the device before CC."""
-    interference, send_s, join_s = rates.interference_at(rows), copies.send_s, copies.join_s
-    if rates.blocking:
-        wait_s = sum(step.copy_s + step.launch_s + step.gpu_s for step in steps)
-        return BlockTimes(0.0, send_s, cpu_s, (), join_s, late_s, issue_s, 0.0, interference, wait_s)
-    return BlockTimes(0.0, send_s, cpu_s, steps, join_s, late_s, issue_s, 0.0, interference)
+    return BlockTimes(
+        send_s=copies.send_s,
+        cpu_s=cpu_s,
+        steps=() if rates.blocking else steps,
+        join_s=copies.join_s,
+        late_s=late_s,
+        issue_s=issue_s,
+        interference=rates.interference_at(rows),
+        wait_s=sum(step.copy_s + step.launch_s + step.gpu_s for step in steps) if rates.blocking else 0.0,
+    )
 
 
 def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
@@ -291,7 +279,7 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     """
     rows = n_outputs if kind.outputs_only else n_tokens
     if rows <= 0:
-        return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
+        return NO_TASKS
     use, n_used = kind.use or experts_alike(kind.n_expert), kind.gemms[0].mul_mat.n_expert_used
     n_rows, miss = min(n_used, n_hot - use.follows), 1.0 - use.coverage(n_hot, n_tokens)
     packed = use.follows and rows > 1
@@ -307,12 +295,12 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
         both = misses.shared(staged_out_s) if packed else (misses.cpu_s, kind.gemms.gpu_s(n_rows / n_used, rows))
         return times_of(*both)
 
-    fetch = _expert_fetch(kind, rates)
+    fetch_s, request_s = _fetch_seconds(kind, rates)
 
     def sides(by_cpu: int, fetched: int) -> tuple[float, float]:
         """(seconds of the thread: requests and its rows; of the device's rows after their fetches)."""
-        gpu_s = fetched * fetch.copy_s + kind.gemms.gpu_s(max(1, n_used - by_cpu) / n_used, 1)
-        return fetched * fetch.request_s + kind.gemms.cpu_s(by_cpu / n_used, 1), gpu_s
+        gpu_s = fetched * fetch_s + kind.gemms.gpu_s(max(1, n_used - by_cpu) / n_used, 1)
+        return fetched * request_s + kind.gemms.cpu_s(by_cpu / n_used, 1), gpu_s
 
     def fastest(n_missed: int) -> tuple[float, float, float]:
         """(least seconds of a token with n_missed misses, the CPU's and the device's part of them)."""
@@ -358,16 +346,10 @@ def _hot_copies(
     return copies._replace(send_s=send_s, join_s=join_s)
 
 
-class _ExpertFetch(NamedTuple):
-    """Costs of a missed expert that the device fetches."""
-
-    copy_s: float  # of the link
-    request_s: float  # of the thread
-
-
-def _expert_fetch(kind: BlockType, rates: SliceRates) -> _ExpertFetch:
+def _fetch_seconds(kind: BlockType, rates: SliceRates) -> tuple[float, float]:
+    """(seconds of the link, of the thread that requests it) to fetch a missed expert."""
     n_bytes = sum(gemm.bytes for gemm in kind.gemms) / kind.n_expert
-    return _ExpertFetch(rates.weights.seconds(n_bytes), len(kind.gemms) * rates.issue_s)
+    return rates.weights.seconds(n_bytes), len(kind.gemms) * rates.issue_s
 
 
 class _MissesOfBatch:
@@ -383,7 +365,7 @@ class _MissesOfBatch:
         """miss: share of the rows that miss."""
         self._kind, self._rates, self._n_hot, self._rows, self._miss = kind, rates, n_hot, rows, miss
         mul_mat, use = kind.gemms[0].mul_mat, kind.use or experts_alike(kind.n_expert)
-        self._linear, self._fetch = kind.gemms.at(rows), _expert_fetch(kind, rates)
+        self._linear, self._fetch_seconds = kind.gemms.at(rows), _fetch_seconds(kind, rates)
         self._remaining = use.misses_by_rows(mul_mat, n_hot, rows) if miss > 0 else [(0.0, 0.0)]
         # a row is gathered and gets its biases
         self._row_s = 2 * (kind.block.sent - mul_mat.n_expert_used + kind.block.biases) * F32 * rates.device_s_per_byte
@@ -413,7 +395,7 @@ class _MissesOfBatch:
 
     def _sides(self, n_experts: float, of_rows: float) -> tuple[float, float]:
         """The same if the CPU computes n_experts experts with of_rows of the rows that miss."""
-        rates, linear, fetch = self._rates, self._linear, self._fetch
+        rates, linear, (fetch_s, request_s) = self._rates, self._linear, self._fetch_seconds
         cpu_s, n_fetched = self._cpu_s(n_experts, of_rows), self._remaining[0][0] - n_experts
         rows_s = self._device_s(1.0 - of_rows * self._miss)
         if n_fetched <= 0:
@@ -423,9 +405,9 @@ class _MissesOfBatch:
         n_more = n_fetched / half + 2 * waits  # launches
         first_s = waits * self._device_s(1.0 - self._miss) * half / self._n_hot
         last_s = (1.0 - of_rows) * self._miss * linear.gpu_linear_s * min(1.0, half / n_fetched)
-        thread_s = n_fetched * fetch.request_s + n_more * (rates.transfer.launch_issue_s + rates.issue_s)
+        thread_s = n_fetched * request_s + n_more * (rates.transfer.launch_issue_s + rates.issue_s)
         rows_s += n_more * (rates.transfer.launch_s + rates.transfer.copy_out.alpha_s + linear.gpu_alpha_s)
-        return thread_s + cpu_s, max(rows_s, first_s + n_fetched * fetch.copy_s + last_s)
+        return thread_s + cpu_s, max(rows_s, first_s + n_fetched * fetch_s + last_s)
 
 
 def inter_block_times(kind: BlockType, n_tokens: int) -> tuple[float, float]:
@@ -452,7 +434,7 @@ def slice_times(
     if cut.is_uncut and not prime:
         return _whole_times(kind, rates, n_tokens, rows)
     if rows <= 0:
-        return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
+        return NO_TASKS
     extent = cut.extent
     cc, cg, gg = cut.cc / extent, cut.cg / extent, cut.gg / extent
     block = kind.block
@@ -520,8 +502,8 @@ def _whole_times(kind: BlockType, rates: SliceRates, n_tokens: int, rows: int) -
     copy_s = min(whole_s, interpolate(kind.context.offload, n_tokens)) if kind.context.whole is not None else 0.0
     if copy_s > 0:
         offload = (DeviceStep(copy_s, whole_s - copy_s),)
-        return BlockTimes(away_s, 0.0, 0.0, offload, 0.0, interference=rates.interference_at(n_tokens), offloaded=True)
-    return BlockTimes(away_s, 0.0, whole_s, (), 0.0, interference=rates.interference_at(n_tokens))
+        return BlockTimes(away_s, steps=offload, interference=rates.interference_at(n_tokens), offloaded=True)
+    return BlockTimes(away_s, cpu_s=whole_s, interference=rates.interference_at(n_tokens))
 
 
 class Pricing:

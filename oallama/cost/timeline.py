@@ -46,11 +46,11 @@ class DeviceStep(NamedTuple):
 class BlockTimes(NamedTuple):
     """Durations of one block's tasks without contention, seconds."""
 
-    inter_block_s: float  # from the end of the last block to this one's inputs
-    send_s: float  # of the thread, before CC
-    cpu_s: float  # of CC; of a block that lives on the device also the wait for its input
-    steps: tuple[DeviceStep, ...]
-    join_s: float
+    inter_block_s: float = 0.0  # from the end of the last block to this one's inputs
+    send_s: float = 0.0  # of the thread, before CC
+    cpu_s: float = 0.0  # of CC; of a block that lives on the device also the wait for its input
+    steps: tuple[DeviceStep, ...] = ()
+    join_s: float = 0.0
     late_s: float = 0.0  # the part of its copies that is known only once the inputs are there
     issue_s: float = 0.0  # of the thread, to request its copies
     inter_block_cpu_s: float = 0.0  # the last part of inter_block_s, in which the CPU works
@@ -76,6 +76,9 @@ class BlockTimes(NamedTuple):
             inter_block_s=self.inter_block_s + inter_block_s,
             inter_block_cpu_s=self.inter_block_cpu_s + inter_block_cpu_s,
         )
+
+
+NO_TASKS = BlockTimes()
 
 
 def without_rounding(seconds: float) -> float:

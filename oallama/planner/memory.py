@@ -288,7 +288,7 @@ def _by_phase(run: Run) -> Iterator[Run]:
 
 def _part(kind: BlockType, cut: Cut, n_g: int) -> ComputedBlock:
     """The device's part of a block."""
-    ids = kind.gemms[0].mul_mat.n_expert_used if kind.routed else 0
+    ids = kind.gemms[0].mul_mat.n_routed
     if cut.n_hot:
         follows = kind.use is not None and kind.use.follows and cut.n_hot > 1
         hot = HotRows(ids, min(ids, cut.n_hot - follows), kind.n_expert, follows)

@@ -148,7 +148,7 @@ class Slicer:
         """Add the use of experts to a block of experts. Only a whole FFN may have hot experts."""
         layer, kind = self._problem.operators[block.operators[0]].layer, block.types[0]
         use = None if layer is None else self._uses.get(layer)
-        if use is None or not all(gemm.routed for gemm in kind.gemms):
+        if use is None or not all(gemm.mul_mat.routed for gemm in kind.gemms):
             return block
         may_be_hot = self._hot and kind.block.hidden_each and kind.block.returned
         types = (replace(kind, gaps=use.gaps, use=use if may_be_hot else None) for kind in block.types)
