@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from oallama.core.codec import to_json
-from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError, named_error
+from oallama.core.errors import DeviceError, OallamaError, ProfileError, UsageError
 from oallama.core.options import STOCK_ATTENTION
 from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Attention, ModelInfo, Operator
+from oallama.device.child import child_errors
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec
 from oallama.profile import store
@@ -130,36 +131,27 @@ class _Measurement:
     def run(self) -> Profile:
         """Measure all that is missing. A CPU layout that crashes is skipped with a warning (see _left_out); any other
         crash is a ProfileError, or a DeviceError if the device was at work."""
-        from ggml_bridge import BridgeError as NativeError
         from ggml_bridge import ChildDied
-        from ggml_bridge.child import ChildError, run_in_child
+        from ggml_bridge.child import run_in_child
 
-        profile = self.request.profile
         while True:
             self._task = None
-            try:
-                run_in_child(MODULE, to_json(replace(self.request, profile=profile)), self._on_progress)
-                self._save()
-                return self._measured
-            except ChildDied as died:
-                crash = self._left_out(died)
-                if crash is None:
-                    raise self._blame(died, self._save_part()) from None
-                self._fragments.append(crash)
-                profile = self._measured
-            except KeyboardInterrupt:
-                kept = "; finished measurements are kept, and the same command continues" if self._save_part() else ""
-                self.shown.say(f"interrupted{kept}")
-                raise
-            except ChildError as error:
-                named = named_error(error.type_name, str(error))
-                if type(named) is OallamaError:  # of a type that is none of ours
-                    named = ProfileError(f"the measurement failed: {named}")
-                raise named from None
-            except ValueError as error:
-                raise ProfileError(f"the measurement failed: {error}") from None
-            except NativeError as error:
-                raise BridgeError(str(error)) from None
+            request = replace(self.request, profile=self._measured)
+            with child_errors(ProfileError, ProfileError):
+                try:
+                    run_in_child(MODULE, to_json(request), self._on_progress)
+                    break
+                except ChildDied as died:
+                    crash = self._left_out(died)
+                    if crash is None:
+                        raise self._blame(died, self._save_part()) from None
+                    self._fragments.append(crash)
+                except KeyboardInterrupt:
+                    kept = "; finished measurements are kept, and the same command continues"
+                    self.shown.say(f"interrupted{kept if self._save_part() else ''}")
+                    raise
+        self._save()
+        return self._measured
 
     @property
     def _measured(self) -> Profile:

@@ -713,7 +713,7 @@ def test_a_crash_of_what_is_needed_ends_it_and_keeps_what_was_finished(crashing,
         (ChildError("DeviceError", "SIGILL of CUDA7"), NONE, DeviceError),
         (ChildError("UsageError", "SIGILL of CUDA7"), NONE, UsageError),
         (ChildError("KeyError", "SIGILL of CUDA7"), NONE, ProfileError),
-        (ValueError("SIGILL of CUDA7"), NONE, ProfileError),
+        (ValueError("SIGILL of CUDA7"), NONE, BridgeError),
         (NativeError("SIGILL of CUDA7"), NONE, BridgeError),
     ],
 )
