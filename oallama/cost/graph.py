@@ -13,11 +13,10 @@ layer's device), the KV write and attention (on the device that holds the layer'
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from oallama.core.types import ModelInfo, Operator
@@ -25,14 +24,19 @@ from oallama.core.types import ModelInfo, Operator
 F32 = 4  # bytes of one activation element between operators
 
 
+PREVIOUS = -1
+"""Index of the node before a layer, which its first node reads."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node. At most one of `operator`, `follows_layer` and `host` is set and says where it runs; none: unassigned."""
+    """A node of a layer. At most one of `operator`, `follows_layer` and `host` is set and says where it runs; none:
+    unassigned."""
 
-    inputs: tuple[int, ...]  # indices of earlier nodes
+    inputs: tuple[int, ...]  # indices of earlier nodes of the layer, or PREVIOUS
     bytes_per_token: int  # of its output
-    operator: int | None  # index into the operator list
-    follows_layer: int | None  # runs where this layer's norms and KV are
+    operator: int | None  # counted from the layer's first
+    follows_layer: bool  # runs where its layer's norms and KV are
     host: bool  # always on the CPU (embedding look-up, logits read by the sampler)
     outputs_only: bool  # computed only for the tokens whose logits are wanted
 
@@ -52,37 +56,39 @@ class DeviceCopies(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """The nodes of a layer, and the node before them; nodes and operators are counted from the layer's first. Equal
-    layers are one object."""
+    """The nodes of a layer, and the node before them. Equal layers of a graph are one object."""
 
     nodes: tuple[Node, ...]
     previous: Node | None
     n_operators: int
 
+    def node(self, index: int) -> Node | None:
+        """The node that `inputs` name so."""
+        return self.previous if index == PREVIOUS else self.nodes[index]
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The nodes in execution order. Every layer begins with a norm and ends with the node that the next layer reads."""
+    """The layers in execution order, and last the output part. Every layer begins with a norm and ends with the node
+    that the next layer reads; the embedding is in the first layer."""
 
-    nodes: tuple[Node, ...]
-    operator_layer: tuple[int, ...]  # layer of each operator (Operator.layer_in)
-    layer_nodes: tuple[tuple[int, int], ...]  # [first, last) node of each layer, and a last entry for the output part;
-    # the embedding counts with the first layer
-    n_layer: int
+    layers: tuple[Layer, ...]
     n_run: int  # layers that a decode runs; later ones (MTP) only predict further tokens. In a part of a model (`part`)
     # it may exceed n_layer
-    layer_operators: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)  # as layer_nodes
-    layers: tuple[Layer, ...] = field(init=False, compare=False, repr=False)
+    layer_operators: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)  # [first, last) of each
+    operator_layer: tuple[int, ...] = field(init=False, compare=False, repr=False)  # Operator.layer_in of each
 
     def __post_init__(self) -> None:
-        indices = range(self.n_layer + 1)
-        layer_of: dict[Hashable, Layer] = {}
-        object.__setattr__(self, "layer_operators", tuple(self.operators_of((layer, layer + 1)) for layer in indices))
-        layers = [self._layer(layer) for layer in indices]
-        interned = tuple(
-            layer_of.setdefault((layer.nodes, layer.previous, layer.n_operators), layer) for layer in layers
-        )
-        object.__setattr__(self, "layers", interned)
+        n_operators = [layer.n_operators for layer in self.layers]
+        layer_operators = tuple(pairwise(accumulate(n_operators, initial=0)))
+        operator_layer = (number for number, n in enumerate(n_operators) for _ in range(n))
+        object.__setattr__(self, "layer_operators", layer_operators)
+        object.__setattr__(self, "operator_layer", tuple(operator_layer))
+
+    @property
+    def n_layer(self) -> int:
+        """Number of layers without the output part."""
+        return len(self.layers) - 1
 
     @property
     def n_computed(self) -> int:
@@ -90,46 +96,25 @@ class Graph:
         return min(self.n_layer, self.n_run)
 
     def part(self, window: tuple[int, int]) -> Graph:
-        """The layers [window[0], window[1]) as a graph, counted from the first of them. It lacks the input of its first
-        layer. Its output part is empty if the window does not contain the model's."""
+        """The layers [window[0], window[1]) as a graph. It lacks the input of its first layer. Its output part is empty
+        if the window does not contain the model's."""
         begin, end = window
-        first, last = self.layer_nodes[begin][0], self.layer_nodes[end - 1][1]
-        first_operator, end_operator = self.operators_of(window)
-        nodes = tuple(_counted_from(node, first, first_operator, begin) for node in self.nodes[first:last])
-        layer_nodes = tuple((low - first, high - first) for low, high in self.layer_nodes[begin:end])
-        if end <= self.n_layer:
-            layer_nodes = (*layer_nodes, (len(nodes), len(nodes)))
-        layers = tuple(layer - begin for layer in self.operator_layer[first_operator:end_operator])
-        return Graph(nodes, layers, layer_nodes, len(layer_nodes) - 1, self.n_run - begin)
+        output = () if end > self.n_layer else (Layer((), None, 0),)
+        first = replace(self.layers[begin], previous=None)
+        return Graph((first, *self.layers[begin + 1 : end], *output), self.n_run - begin)
 
     def operators_of(self, window: tuple[int, int]) -> tuple[int, int]:
-        """[first, last) operator of the layers [window[0], window[1]); operators are in the order of layers."""
+        """[first, last) operator of the layers [window[0], window[1])."""
         return self.first_operator(window[0]), self.first_operator(window[1])
 
     def first_operator(self, layer: int) -> int:
         """The first operator of this layer or a later one; the number of operators if these have none."""
-        return bisect_left(self.operator_layer, layer)
+        return self.layer_operators[layer][0] if layer <= self.n_layer else len(self.operator_layer)
 
     def with_neighbours(self, first: int, last: int) -> tuple[int, int]:
         """The layers [first, last) with one neighbour on each side. Device copies change no further away, as every
         layer begins with a norm whose side is fixed."""
         return max(0, first - 1), min(last + 1, self.n_layer + 1)
-
-    def _layer(self, layer: int) -> Layer:
-        (first, last), (first_operator, end) = self.layer_nodes[layer], self.layer_operators[layer]
-        nodes = tuple(_counted_from(node, first, first_operator, layer) for node in self.nodes[first:last])
-        previous = replace(self.nodes[first - 1], inputs=(), operator=None, follows_layer=None) if first else None
-        return Layer(nodes, previous, end - first_operator)
-
-
-def _counted_from(node: Node, first: int, first_operator: int, first_layer: int) -> Node:
-    """The node with its indices counted from these."""
-    return replace(
-        node,
-        inputs=tuple(source - first for source in node.inputs),
-        operator=None if node.operator is None else node.operator - first_operator,
-        follows_layer=None if node.follows_layer is None else node.follows_layer - first_layer,
-    )
 
 
 _ATTENTION_IN = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_q_a", "attn_kv_a_mqa")
@@ -161,32 +146,23 @@ def build_graph(model: ModelInfo, operators: Sequence[Operator], tensor_names: I
     the real graph.
     """
     n_run = max((1 + operator.layer for operator in operators if operator.layer is not None), default=model.n_layer)
-    builder = _Builder(model, n_run, frozenset(tensor_names))
-    layer_nodes: list[tuple[int, int]] = []
-    by_layer: dict[int, list[int]] = {}
-    for index, operator in enumerate(operators):
-        by_layer.setdefault(operator.layer_in(model.n_layer), []).append(index)
-
-    stream = builder.add((), builder.embd, host=True)  # token embedding
-    for layer in range(model.n_layer):
-        start = len(builder.nodes) if layer else 0
-        stream = builder.layer(layer, stream, [(i, operators[i]) for i in by_layer.get(layer, [])])
-        layer_nodes.append((start, len(builder.nodes)))
-
-    start = len(builder.nodes)
-    builder.outputs_only = True
-    stream = builder.add((stream,), builder.embd, follows_layer=model.n_layer)  # output norm
-    for index in by_layer.get(model.n_layer, []):
-        stream = builder.add((stream,), operators[index].shape[1] * F32, operator=index)
-    builder.add((stream,), 0, host=True)  # logits are read on the host
-    layer_nodes.append((start, len(builder.nodes)))
-    return Graph(
-        tuple(builder.nodes),
-        tuple(operator.layer_in(model.n_layer) for operator in operators),
-        tuple(layer_nodes),
-        model.n_layer,
-        n_run,
-    )
+    by_layer: list[list[Operator]] = [[] for _ in range(model.n_layer + 1)]
+    for operator in operators:
+        by_layer[operator.layer_in(model.n_layer)].append(operator)
+    names, known = frozenset(tensor_names), dict[Hashable, Layer]()
+    layers: list[Layer] = []
+    previous: Node | None = None
+    for number, members in enumerate(by_layer):
+        builder = _Builder(model.n_embd * F32, number, n_run, names)
+        stream = PREVIOUS if number else builder.add((), builder.embd, host=True)  # token embedding
+        if number < model.n_layer:
+            builder.add_layer(stream, members)
+        else:
+            builder.add_output(stream, members)
+        layer = Layer(tuple(builder.nodes), previous, len(members))
+        layers.append(known.setdefault((layer.nodes, previous, len(members)), layer))
+        previous = replace(layer.nodes[-1], inputs=(), operator=None, follows_layer=False)
+    return Graph(tuple(layers), n_run)
 
 
 def _output_bytes(operator: Operator) -> int:
@@ -201,38 +177,45 @@ def _attention_bytes(output: Operator) -> int:
 
 
 class _Builder:
-    """Collects nodes. outputs_only: of the nodes added from now on."""
+    """Collects the nodes of a layer. outputs_only: of the nodes added from now on."""
 
-    def __init__(self, model: ModelInfo, n_run: int, tensor_names: frozenset[str]) -> None:
+    def __init__(self, embd: int, layer: int, n_run: int, tensor_names: frozenset[str]) -> None:
         self.nodes: list[Node] = []
-        self.tensor_names = tensor_names
-        self.embd = model.n_embd * F32
-        self.n_run = n_run
-        self.outputs_only = False
+        self.embd = embd  # bytes of a token's activation between layers
+        self.outputs_only = layer >= n_run
+        self._layer, self._is_last_run, self._tensor_names = layer, layer == n_run - 1, tensor_names
 
     def add(
         self,
         inputs: Sequence[int],
         n_bytes: int,
         operator: int | None = None,
-        follows_layer: int | None = None,
+        follows_layer: bool = False,
         host: bool = False,
     ) -> int:
         node = Node(tuple(dict.fromkeys(inputs)), n_bytes, operator, follows_layer, host, self.outputs_only)
         self.nodes.append(node)
         return len(self.nodes) - 1
 
-    def add_operator(self, layer: int, index: int, inputs: Sequence[int], role: str, n_bytes: int) -> int:
+    def add_output(self, stream: int, operators: Sequence[Operator]) -> None:
+        """Add the output part: its norm, its operators one after another, and the logits, which the host reads."""
+        self.outputs_only = True
+        stream = self.add((stream,), self.embd, follows_layer=True)
+        for index, operator in enumerate(operators):
+            stream = self.add((stream,), operator.shape[1] * F32, operator=index)
+        self.add((stream,), 0, host=True)
+
+    def add_operator(self, index: int, inputs: Sequence[int], role: str, n_bytes: int) -> int:
         """Add an operator, and the norm directly after it if this model has one."""
         node = self.add(inputs, n_bytes, operator=index)
-        norm_weight = f"blk.{layer}.{_NORM_AFTER.get(role, '')}.weight"
-        return self.add((node,), n_bytes, follows_layer=layer) if norm_weight in self.tensor_names else node
+        norm_weight = f"blk.{self._layer}.{_NORM_AFTER.get(role, '')}.weight"
+        return self.add((node,), n_bytes, follows_layer=True) if norm_weight in self._tensor_names else node
 
-    def layer(self, layer: int, stream: int, operators: Sequence[tuple[int, Operator]]) -> int:
-        """Append one layer; returns its output node. It contains every point at which ggml may split a transformer
-        block: the two norms, attention (with the KV write) and the GLU."""
+    def add_layer(self, stream: int, operators: Sequence[Operator]) -> None:
+        """Add a layer, with every point at which ggml may split a transformer block: the two norms, attention (with the
+        KV write) and the GLU."""
         node_of: dict[str, int] = {}
-        norm = self.add((stream,), self.embd, follows_layer=layer)
+        norm = self.add((stream,), self.embd, follows_layer=True)
         attention: int | None = None
         ffn_norm: int | None = None
         heads: list[int] = []  # outputs that feed attention
@@ -240,11 +223,11 @@ class _Builder:
         router: list[int] = []
         blocks: list[int] = []  # block outputs that are added to the residual
 
-        for index, operator in operators:
+        for index, operator in enumerate(operators):
             role = operator.role
             n_bytes = _output_bytes(operator)
             if role in _ATTENTION_IN:
-                node_of[role] = self.add_operator(layer, index, (norm,), role, n_bytes)
+                node_of[role] = self.add_operator(index, (norm,), role, n_bytes)
                 heads.append(node_of[role])
             elif role in _ATTENTION_MIDDLE:
                 source = node_of.get(_ATTENTION_MIDDLE[role], norm)
@@ -252,15 +235,15 @@ class _Builder:
                 heads = [h for h in heads if h != source] + [node_of[role]]
             elif role in AFTER_ATTENTION:
                 if attention is None:
-                    attention = self.add(heads or (norm,), _attention_bytes(operator), follows_layer=layer)
+                    attention = self.add(heads or (norm,), _attention_bytes(operator), follows_layer=True)
                 source = node_of.get("after_attention", attention)
-                node_of["after_attention"] = self.add_operator(layer, index, (source,), role, n_bytes)
+                node_of["after_attention"] = self.add_operator(index, (source,), role, n_bytes)
             elif role.startswith("ffn_"):
                 if ffn_norm is None:
                     blocks_in = node_of.get("after_attention", attention if attention is not None else norm)
-                    self.outputs_only = layer == self.n_run - 1
+                    self.outputs_only = self._is_last_run
                     stream = self.add((stream, blocks_in), self.embd)  # residual add
-                    ffn_norm = self.add((stream,), self.embd, follows_layer=layer)
+                    ffn_norm = self.add((stream,), self.embd, follows_layer=True)
                 family = role.rsplit("_", 1)[1] if role.endswith(("_exps", "_shexp")) else ""
                 if role in _ROUTER:
                     router.append(self.add((ffn_norm,), n_bytes, operator=index))
@@ -268,7 +251,7 @@ class _Builder:
                     sources = hidden.get(family) or [ffn_norm]
                     glu = self.add(sources, operator.shape[0] * operator.n_expert_used * F32)
                     routed = router if operator.routed else []
-                    blocks.append(self.add_operator(layer, index, (glu, *routed), role, n_bytes))
+                    blocks.append(self.add_operator(index, (glu, *routed), role, n_bytes))
                 else:
                     routed = router if operator.routed else []
                     hidden.setdefault(family, []).append(self.add((ffn_norm, *routed), n_bytes, operator=index))
@@ -276,7 +259,7 @@ class _Builder:
                 norm = self.add((norm,), n_bytes, operator=index)
         if ffn_norm is None:
             blocks = [node_of.get("after_attention", norm)]
-        return self.add((stream, *blocks), self.embd)
+        self.add((stream, *blocks), self.embd)
 
 
 def _side(node: Node, on_device: Sequence[int], layer_on_device: bool) -> bool | None:
@@ -284,7 +267,7 @@ def _side(node: Node, on_device: Sequence[int], layer_on_device: bool) -> bool |
     and KV of its layer are on the device."""
     if node.operator is not None:
         return bool(on_device[node.operator])
-    if node.follows_layer is not None:
+    if node.follows_layer:
         return layer_on_device
     return False if node.host else None
 
@@ -364,7 +347,7 @@ def _of_layer(
     output_bytes = [0, 0]
     for side, reader in zip(sides, layer.nodes, strict=True):
         for source in reader.inputs:
-            source_side, node = (previous_side, layer.previous) if source < 0 else (sides[source], layer.nodes[source])
+            source_side, node = previous_side if source == PREVIOUS else sides[source], layer.node(source)
             if node is None or source_side is None or source_side == side or (source, side) in copied:
                 continue
             copied.add((source, side))

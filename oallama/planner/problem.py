@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from math import inf
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.profile import Profile
@@ -74,7 +75,7 @@ class Problem:
     first: Problem | None = None  # of layers on a later device of several (planner/parts.py): the same on the first
 
     def __post_init__(self) -> None:
-        layers = self.graph.operator_layer
+        layers = [inf if operator.layer is None else operator.layer for operator in self.operators]
         if any(previous > layer for previous, layer in pairwise(layers)):
             raise UsageError("encoder-decoder models are not supported on a device: run it with --device none")
 

@@ -65,7 +65,8 @@ def test_operators_are_in_the_order_of_layers_so_that_a_placement_can_be_priced(
         fingerprint="f" * 64,
     )  # fmt: skip
     made = build_graph(info, listed, graph["tensors"])
-    assert list(made.operator_layer) == sorted(made.operator_layer)
+    layers = [operator.layer_in(n_layer) for operator in listed]
+    assert list(made.operator_layer) == layers == sorted(layers)
     nothing = device_copies(made, [False] * len(listed), n_layer + 1)
     everything = device_copies(made, [True] * len(listed), 0)
     assert (nothing.device_splits, nothing.copies_in, nothing.copies_out) == (0, 0, 0)

@@ -56,18 +56,18 @@ def chain(costs: Costs, first_device_layer: int) -> tuple[list[Link], float]:
     graph = costs.graph
     links: list[Link] = []
     leave_s = 0.0
-    for node in graph.nodes:
-        if node.operator is None:
-            continue
-        index = node.operator
-        inputs = [graph.nodes[source] for source in node.inputs]
+    operator_nodes = (
+        (number, node) for number, layer in enumerate(graph.layers) for node in layer.nodes if node.operator is not None
+    )
+    for index, (number, node) in enumerate(operator_nodes):
+        inputs = [read for source in node.inputs if (read := graph.layers[number].node(source)) is not None]
         per_token = sum(node_read.bytes_per_token for node_read in inputs if not node_read.outputs_only)
         per_output = sum(node_read.bytes_per_token for node_read in inputs if node_read.outputs_only)
         enter_s = costs.rates.seconds_over(
             DeviceCopies(1, 1, len(inputs), 0, per_token, 0, per_output, 0), costs.passes
         )
         cost = costs.operators[index]
-        is_device = graph.operator_layer[index] >= first_device_layer
+        is_device = number >= first_device_layer
         links.append(Link(cost.bytes, cost.t_cpu_s, cost.t_gpu_s if is_device else None, enter_s, leave_s))
         by_token, by_output = (0, node.bytes_per_token) if node.outputs_only else (node.bytes_per_token, 0)
         leave_s = costs.rates.seconds_over(DeviceCopies(1, 0, 0, 1, 0, by_token, 0, by_output), costs.passes)
