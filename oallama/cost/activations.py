@@ -59,30 +59,30 @@ class ComputedBlock(NamedTuple):
 @lru_cache(maxsize=2**14)
 def activation_bytes(run: tuple[tuple[ComputedBlock, ...], ...], n_tokens: int, n_g: int = 0) -> int:
     """Bytes for the phases of a run, of n_tokens tokens, with CC of the last n_g of them."""
-    graph = _Graph()
+    n_sent_bytes, nodes = 0, list[_Node]()
     for phase in run:
         sides: tuple[list[_Node], ...] = ([], [], [], [])  # GG, packed rows, CG, CG'
         results: list[_Node] = []
         n_sent = 0  # tokens of the input that were sent for the blocks before
         for part in phase:
             if part.hot is not None:
-                graph.sent += _sent_hot_bytes(part, part.hot, n_tokens)
+                n_sent_bytes += _sent_hot_bytes(part, part.hot, n_tokens)
                 results += _compute_hot(part, part.hot, n_tokens, sides)
                 continue
             if part.block.relation != "input":
                 n_sent = 0
             n_read = _at_once(part.block, n_tokens) if part.gg + part.cg else n_g
-            graph.sent += _sent_bytes(part, n_tokens, n_g, n_read, sends_input=n_read > n_sent)
+            n_sent_bytes += _sent_bytes(part, n_tokens, n_g, n_read, sends_input=n_read > n_sent)
             n_sent = max(n_sent, n_read)
             results += _compute(part, n_tokens, n_g, sides)
         for side in sides:
-            graph.nodes += side
+            nodes += side
         if phase[0].resident:
-            graph.nodes += [_Node(0, (result,)) for result in results]  # added to what is there already
+            nodes += [_Node(0, (result,)) for result in results]  # added to what is there already
         else:
             for result in results:
                 result.stays = True
-    return graph.bytes()
+    return n_sent_bytes + _allocated_bytes(nodes)
 
 
 def _sent_bytes(part: ComputedBlock, n_tokens: int, n_g: int, n_read: int, sends_input: bool) -> int:
@@ -205,28 +205,21 @@ class _Node:
     offset: int = 0
 
 
-class _Graph:
-    """Nodes in the order in which they are computed, and the bytes that are sent before."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-        self.nodes: list[_Node] = []
-
-    def bytes(self) -> int:
-        """Bytes of the memory that the allocator needs for them."""
-        for node in self.nodes:
-            for source in node.reads:
-                source.n_readers += 1
-        memory = _Memory()
-        for node in self.nodes:
-            first = node.reads[0] if node.in_place else None
-            taken_over = first is not None and first.n_readers == 1 and not first.stays
-            node.offset = first.offset if first is not None and taken_over else memory.take(node.n_bytes)
-            for source in node.reads:
-                source.n_readers -= 1
-                if not source.n_readers and not source.stays and not (taken_over and source is first):
-                    memory.give(source.offset, source.n_bytes)
-        return self.sent + memory.most
+def _allocated_bytes(nodes: Sequence[_Node]) -> int:
+    """Bytes of the memory that the allocator needs for nodes that are computed in this order."""
+    for node in nodes:
+        for source in node.reads:
+            source.n_readers += 1
+    memory = _Memory()
+    for node in nodes:
+        first = node.reads[0] if node.in_place else None
+        taken_over = first is not None and first.n_readers == 1 and not first.stays
+        node.offset = first.offset if first is not None and taken_over else memory.take(node.n_bytes)
+        for source in node.reads:
+            source.n_readers -= 1
+            if not source.n_readers and not source.stays and not (taken_over and source is first):
+                memory.give(source.offset, source.n_bytes)
+    return memory.most
 
 
 class _Memory:

@@ -25,6 +25,8 @@ F32 = 4  # bytes of one activation element
 
 _FFN_ROLE = re.compile(r"((?:enc\.|dec\.)?)ffn_(gate_up|gate|up|down)(|_exps|_shexp|_chexps)")
 
+ROUTER = "ffn_gate_inp"  # its result chooses the experts of a token
+
 LONE_ROLES = frozenset({"attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "output"})
 """Mul-mats outside the FFN that may be split by rows: every graph applies them to the weight as stored."""
 
@@ -149,11 +151,6 @@ def experts_bytes(operator: Operator) -> int:
     return biases + (weighed_bytes(n_used, n_results) if _reads_hidden(operator) else 0)
 
 
-def is_router(operator: Operator) -> bool:
-    """Whether it is a router: its result chooses the experts of a token."""
-    return operator.role == "ffn_gate_inp"
-
-
 def is_ffn(operator: Operator) -> bool:
     """Whether it belongs to a feed-forward network, except its router."""
     return _FFN_ROLE.fullmatch(operator.role) is not None
@@ -180,7 +177,9 @@ def residents(
     """
     if not takes_residents:
         return (False,) * len(operators)
-    routed_on_host = {o.layer for o, on_gpu in zip(operators, on_device, strict=True) if is_router(o) and not on_gpu}
+    routed_on_host = {
+        o.layer for o, on_gpu in zip(operators, on_device, strict=True) if o.role == ROUTER and not on_gpu
+    }
 
     def given_elsewhere(index: int, operator: Operator) -> bool:
         begins = operator.layer == first_device_layer and operator.role.startswith("attn_")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from oallama.core.profile import LinearFit
-from oallama.cost.whole import Costs, transfer_seconds
+from oallama.cost.whole import Costs, placement_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +44,17 @@ def ranges_seconds(
         if not n_layers and own_s is None:
             continue
         end = begin + n_layers
-        total += range_seconds(device.costs, begin, end, on_device, last is None) if own_s is None else own_s
+        if own_s is None:
+            window = (0 if last is None else begin, end)
+            own_s = placement_seconds(device.costs, on_device, begin, window=window)
+        total += own_s
         if last is not None:
             total += entry_seconds(device, last, begin)
         begin, last = end, number
     if last is None:
-        total = range_seconds(devices[0].costs, begin, begin, on_device, from_host=True)
+        total = placement_seconds(devices[0].costs, on_device, begin, window=(0, begin))
     assert begin == graph.n_layer + 1, "every layer behind the first has a device"
     return total
-
-
-def range_seconds(costs: Costs, begin: int, end: int, on_device: Sequence[bool], from_host: bool) -> float:
-    """Seconds of the layers [begin, end) on a device; with from_host also of all layers before, on the host."""
-    window = (0 if from_host else begin, end)
-    first, last = costs.graph.operators_of(window)
-    n_run = costs.graph.n_run
-    n_device, n_all = (max(0, min(end, n_run) - min(start, n_run)) for start in (begin, window[0]))
-    seconds = sum(
-        sides[is_device] for sides, is_device in zip(costs.sides_s[first:last], on_device[first:last], strict=True)
-    )
-    seconds += n_device * costs.non_matmul_device_s + (n_all - n_device) * costs.non_matmul_cpu_s
-    return seconds + transfer_seconds(costs, on_device, begin, window) if window[0] < window[1] else seconds
 
 
 def entry_seconds(device: DeviceCosts, last: int, layer: int) -> float:

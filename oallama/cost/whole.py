@@ -190,11 +190,12 @@ class Costs:
         object.__setattr__(self, "large", large)
         object.__setattr__(self, "small", tuple(p for p in self.passes if p not in large))
 
-    def non_matmul_seconds(self, first_device_layer: int) -> float:
-        """Seconds of the non-matmul work of all layers; that of layers from first_device_layer on is on the device."""
-        n_layers = self.graph.n_computed
-        n_device_layers = max(0, n_layers - first_device_layer)
-        return n_device_layers * self.non_matmul_device_s + (n_layers - n_device_layers) * self.non_matmul_cpu_s
+    def non_matmul_seconds(self, first_device_layer: int, window: tuple[int, int]) -> float:
+        """Seconds of the non-matmul work of the window's layers; that of layers from first_device_layer on is on the
+        device."""
+        low, high = (min(layer, self.graph.n_computed) for layer in window)
+        n_host_layers = min(max(first_device_layer, low), high) - low
+        return (high - low - n_host_layers) * self.non_matmul_device_s + n_host_layers * self.non_matmul_cpu_s
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -203,21 +204,27 @@ class Costs:
 
 
 def placement_seconds(
-    costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int] = ()
+    costs: Costs,
+    on_device: Sequence[bool],
+    first_device_layer: int,
+    sliced: Collection[int] = (),
+    window: tuple[int, int] | None = None,
 ) -> float:
     """Predicted total seconds of all passes under a placement of whole operators.
 
     on_device: one entry per operator, in the order of costs.operators. first_device_layer: as in graph.device_copies.
-    sliced: operators whose blocks are priced in cost/slices.py; they add no time here.
+    sliced: operators whose blocks are priced in cost/slices.py; they add no time here. window: layers [first, last)
+    that are priced; None: all.
     """
-    seconds: Iterable[float] = map(getitem, costs.sides_s, on_device)
+    first, last = (0, len(on_device)) if window is None else costs.graph.operators_of(window)
+    seconds: Iterable[float] = map(getitem, costs.sides_s[first:last], on_device[first:last])
     if sliced:
-        seconds = compress(seconds, [i not in sliced for i in range(len(on_device))])
+        seconds = compress(seconds, [i not in sliced for i in range(first, last)])
     total = sum(seconds)
-    if total == inf:
-        return inf
-    total += costs.non_matmul_seconds(first_device_layer)
-    return total + transfer_seconds(costs, on_device, first_device_layer, sliced=sliced)
+    if total == inf or (window is not None and window[0] >= window[1]):
+        return total
+    total += costs.non_matmul_seconds(first_device_layer, window or (0, costs.graph.n_layer))
+    return total + transfer_seconds(costs, on_device, first_device_layer, window, sliced)
 
 
 def transfer_seconds(

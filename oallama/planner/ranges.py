@@ -19,7 +19,8 @@ from math import inf
 from typing import NamedTuple
 
 from oallama.core.types import Operator
-from oallama.cost.ranges import DeviceCosts, entry_seconds, range_seconds, ranges_seconds
+from oallama.cost.ranges import DeviceCosts, entry_seconds, ranges_seconds
+from oallama.cost.whole import placement_seconds
 from oallama.planner.placement import DeviceSplits, Placement, whole_assignments
 
 HOST = -1
@@ -132,7 +133,7 @@ class WholeRanges:
         """The placement with the least seconds."""
         costs, on_host = self._devices[0].costs, (False,) * self._n_operators
         host_s = [
-            range_seconds(costs, first, first, on_host, from_host=True) for first in range(len(self._layers[0]) + 1)
+            placement_seconds(costs, on_host, first, window=(0, first)) for first in range(len(self._layers[0]) + 1)
         ]
         _, first, device_layers = self._ranges.best(host_s.__getitem__)
         on_device = self._on_device(first, device_layers)
@@ -194,7 +195,7 @@ def _layers(device: DeviceCosts, operators: Sequence[Operator]) -> list[_Layer]:
     def seconds(layer: int, indices: Sequence[int]) -> float:
         for i in indices:
             sides[i] = True
-        total = range_seconds(costs, layer, layer + 1, sides, from_host=False)
+        total = placement_seconds(costs, sides, layer, window=(layer, layer + 1))
         for i in indices:
             sides[i] = False
         return total

@@ -31,7 +31,7 @@ from oallama.core.options import Options
 from oallama.core.types import Attention, DeviceInfo, MemoryBreakdown, SplitSettings, StreamSettings, Workload
 from oallama.cost.blocks import is_ffn, slice_weights
 from oallama.cost.passes import passes
-from oallama.cost.ranges import range_seconds, ranges_seconds
+from oallama.cost.ranges import ranges_seconds
 from oallama.cost.slices import Cut
 from oallama.cost.whole import placement_seconds
 from oallama.device.card import Card
@@ -392,7 +392,7 @@ def test_a_part_by_itself_costs_what_its_range_costs(world: World, another: Worl
     costs = device_costs(problem, passes(world.workload, "mixed"))[device].costs
     own = costs_over(problem_in(problem, device, window), costs.passes, layouts=costs.layouts[low:high])
     of_part = placement_seconds(own, sides[low:high], first - begin)
-    assert of_part == pytest.approx(range_seconds(costs, first, end, sides, from_host=not begin))
+    assert of_part == pytest.approx(placement_seconds(costs, sides, first, window=window))
 
 
 def test_what_the_host_has_of_a_later_cards_layers_is_streamed_to_the_first() -> None:
