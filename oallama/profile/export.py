@@ -16,7 +16,6 @@ from oallama.core.profile import Profile
 
 HIDDEN = "…"
 
-_PCI_ADDRESS = re.compile(r"^[0-9a-fA-F:]+\.[0-7]\s+")
 _ENDPOINT = re.compile(r"\S+:\d+")
 
 
@@ -39,10 +38,6 @@ def _version(value: Any) -> str:
     return match[0] if match else ""
 
 
-def _gpus(value: Any) -> list[str]:
-    return [_PCI_ADDRESS.sub("", str(gpu)) for gpu in value] if isinstance(value, list) else []
-
-
 def _description(value: Any) -> str:
     """A device's own description; an RPC device's is its server's host:port, so it is hidden."""
     return HIDDEN if _ENDPOINT.fullmatch(str(value)) else str(value)
@@ -50,19 +45,16 @@ def _description(value: Any) -> str:
 
 _UNCHANGED = (
     "oallama", "cpu", "cpu_features", "cpu_layouts", "cpu_kernels", "cores_physical", "cores_logical", "cores_allowed",
-    "n_threads", "llc_bytes", "llc_source", "memory_bytes", "numa_nodes", "governor", "energy_preference",
+    "n_threads", "llc_bytes", "memory_bytes", "numa_nodes", "governor", "energy_preference",
     "power_source", "platform_profile", "ggml_version", "ggml_commit", "ggml_cpu_build", "llama_build", "device_name",
     "device_backend", "device_type", "device_memory_bytes", "device_host_buffer", "device_asynchronous", "device_pins",
     "device_takes_residents",
 )  # fmt: skip
 _FORMS: dict[str, Callable[[Any], Any]] = {
     "system": _version,
-    "gpu_driver": _version,
     "llama_cpp_python": _version,
     "device_spec": lambda value: str(value).partition(":")[0],  # what follows is a host, or threads and cores
     "device_description": _description,
-    "gpus": _gpus,
-    "gpu_environment": lambda value: {str(name): HIDDEN for name in value} if isinstance(value, dict) else {},
     "measured_at": lambda value: str(value)[:10],
 }
 """Field of a fingerprint -> the form in which it may leave."""

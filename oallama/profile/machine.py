@@ -34,28 +34,13 @@ KEY_PARTS = (
     "llama_build",
     "device_spec",
     "device_identity",
-    "gpus",
-    "gpu_driver",
-    "gpu_environment",
 )
-"""Fields of a fingerprint that must agree. Without a device_identity the others are the key, as they were before there
-was one: what was cached for a device without one stays in use, and what was cached for a GPU is not found again."""
-
-GPU_PARTS = ("gpus", "gpu_driver", "gpu_environment")
-_WITHOUT_GPU = re.compile(r"none|rpc://.*|emulated:.*")
-"""Devices that no graphics driver can change."""
+"""Fields of a fingerprint that must agree."""
 
 POWER_PARTS = ("governor", "energy_preference", "power_source", "platform_profile")
 """Fields whose change makes a stored profile doubtful but not wrong."""
 
 DEFAULT_LLC_BYTES = 32 * 1024 * 1024
-GPU_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "GGML_VK_VISIBLE_DEVICES",
-    "ONEAPI_DEVICE_SELECTOR",
-)
 _FEATURES = re.compile(r"sse4_2|ssse3|avx.*|amx.*|f16c|fma|bmi2|asimd.*|sve.*|sme[0-9]*|i8mm|bf16|fphp|vsx", re.ASCII)
 
 
@@ -70,7 +55,6 @@ def fingerprint(
     import psutil
 
     libraries = _library_folder()
-    llc_bytes, llc_source = last_level_cache(root, n_threads)
     return {
         "cpu": _cpu_name(root),
         "cpu_features": _cpu_features(root),
@@ -78,8 +62,7 @@ def fingerprint(
         "cores_logical": os.cpu_count(),
         "cores_allowed": len(allowed_cpus()),
         "n_threads": n_threads,
-        "llc_bytes": llc_bytes,
-        "llc_source": llc_source,
+        "llc_bytes": last_level_cache(root, n_threads),
         "memory_bytes": int(psutil.virtual_memory().total),
         "numa_nodes": len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or 1,
         "governor": _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
@@ -93,16 +76,12 @@ def fingerprint(
         "llama_build": _hash_of(_library_files(libraries, "libllama")[:1]),
         "device_spec": device_spec,
         **({"device_identity": dict(identity)} if identity is not None else {}),
-        "gpus": _gpus(root),
-        "gpu_driver": _gpu_driver(root),
-        "gpu_environment": {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ},
     }
 
 
 def fingerprint_key(fingerprint: dict[str, Any]) -> str:
     """16 hex digits over KEY_PARTS; equal keys mean that timings may be reused."""
-    without_gpu = _WITHOUT_GPU.fullmatch(str(fingerprint.get("device_spec")))
-    parts = {name: fingerprint.get(name) for name in KEY_PARTS if not (without_gpu and name in GPU_PARTS)}
+    parts = {name: fingerprint.get(name) for name in KEY_PARTS}
     if parts["device_identity"] is None:
         del parts["device_identity"]
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
@@ -119,19 +98,16 @@ def power_changes(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
-def last_level_cache(root: Path, n_threads: int) -> tuple[int, str]:
-    """(bytes of last-level cache that n_threads can use, where that was read).
-
-    A CPU may have several last-level caches; n_threads fill at most as many of them.
-    """
+def last_level_cache(root: Path, n_threads: int) -> int:
+    """Bytes of last-level cache that n_threads can use; DEFAULT_LLC_BYTES if unreadable. A CPU may have several
+    last-level caches; n_threads fill at most as many of them."""
     caches: dict[int, dict[str, int]] = {}  # level -> shared CPU list -> bytes
     for index in sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*")):
         level, kind, size = _read(index / "level"), _read(index / "type"), _read(index / "size")
         if level and size and level.isdigit() and kind != "Instruction":
             caches.setdefault(int(level), {})[_read(index / "shared_cpu_list") or str(index)] = _cache_size(size)
     sizes = sorted(caches[max(caches)].values(), reverse=True) if caches else []
-    total = sum(sizes[: max(1, n_threads)])
-    return (total, "sysfs") if total else (DEFAULT_LLC_BYTES, "default")
+    return sum(sizes[: max(1, n_threads)]) or DEFAULT_LLC_BYTES
 
 
 def _library_folder() -> Path | None:
@@ -206,22 +182,3 @@ def _hash_of(files: Iterable[Path]) -> str | None:
     """One hash of libraries: what calls itself the same version was built from other commits and with other flags."""
     contents = [file.read_bytes() for file in files]
     return hashlib.sha256(b"".join(contents)).hexdigest()[:16] if contents else None
-
-
-def _gpus(root: Path) -> list[str]:
-    """Model and address of every NVIDIA GPU, PCI ids of every graphics card."""
-    cards = []
-    for info in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
-        model = re.search(r"^Model:\s*(.+)$", _read(info) or "", re.MULTILINE)
-        cards.append(f"{info.parent.name} {model[1].strip() if model else '?'}")
-    for card in sorted((root / "sys/class/drm").glob("card[0-9]*/device")):
-        if "-" not in card.parent.name:
-            cards.append(f"{_read(card / 'vendor')}:{_read(card / 'device')}")
-    return cards
-
-
-def _gpu_driver(root: Path) -> str | None:
-    """List every graphics driver of the kernel with its version, or the kernel's where it has none."""
-    modules = [module for module in ("nvidia", "amdgpu", "xe", "i915") if (root / "sys/module" / module).is_dir()]
-    versions = (_read(root / "sys/module" / module / "version") or platform.release() for module in modules)
-    return ", ".join(map(" ".join, zip(modules, versions, strict=True))) or None

@@ -127,7 +127,7 @@ class Machine:
             looked = SimpleNamespace(looked=lambda: self.others_percent)
             patch.setattr("oallama.profile.child.Others", lambda: looked)
             patch.setattr("oallama.profile.profiler.others_percent", lambda: self.others_percent)
-            patch.setattr("oallama.profile.machine.last_level_cache", lambda root, n_threads: (self.llc_bytes, "told"))
+            patch.setattr("oallama.profile.machine.last_level_cache", lambda root, n_threads: self.llc_bytes)
             made = profile_model(model, tuple(operators), device, 1, tokens, progress=progress, **options)
         assert self.n_open == 0, "each timer was freed"
         return made
@@ -645,7 +645,7 @@ def test_what_was_measured_beside_other_programs_is_kept_until_a_calm_machine_re
         return found
 
     busy = at(60.0, measures=True, refresh=refresh)
-    monkeypatch.setattr("oallama.profile.machine.last_level_cache", lambda *_: (Machine().llc_bytes, "told"))
+    monkeypatch.setattr("oallama.profile.machine.last_level_cache", lambda *_: Machine().llc_bytes)
     kept = stored_profile(MODEL, DENSE, NONE, 1)
     assert kept is not None and kept.cases == busy.cases and "other programs" in caveat(kept)
     assert "60 % of the CPU" in busy.warnings[-1] and "again once they end" in busy.warnings[-1]

@@ -24,8 +24,7 @@ SECRET = "xyzzy"
 FINGERPRINT: dict[str, Any] = {
     "cpu": "Intel(R) Xeon(R) Platinum 8480C", "cpu_features": ["avx2", "amx_tile"], "n_threads": 8,
     "memory_bytes": 2**37, "system": f"Linux 6.18.44-{SECRET}", "device_spec": f"rpc://{SECRET}.lan:50052",
-    "gpus": ["0000:01:00.0 NVIDIA H100", "0x10de:0x2330"], "gpu_driver": "nvidia 580.159.04",
-    "gpu_environment": {"CUDA_VISIBLE_DEVICES": f"GPU-{SECRET}"}, "device_description": f"{SECRET}.lan:50052",
+    "device_description": f"{SECRET}.lan:50052",
     "measured_at": "2026-11-21T06:06:26Z", "home": f"/home/{SECRET}", "serial": SECRET,
     "policy": {"target": 0.02, "note": SECRET},
 }  # fmt: skip
