@@ -236,27 +236,21 @@ class SliceRates:
 
     def copy_seconds(self, n_up: int, n_down: int, joined: float, n_steps: int, n_copies: int = 1) -> CopySeconds:
         """Seconds to send n_up bytes in n_copies copies, fetch n_down bytes, join `joined` elements, and launch n_steps
-        graphs."""
+        graphs. With staging the thread moves activations to pinned memory and requests their copies piece by piece."""
         link = self.transfer
-        send_s = self.staging_s(n_up, n_copies) + n_steps * link.launch_issue_s
+        send_s = n_steps * link.launch_issue_s
         join_s = joined * JOIN_BYTES * self.cpu_s_per_byte
         in_s = link.copy_in.seconds(n_up) + (n_copies - 1) * link.copy_in.alpha_s
         out_s = link.copy_out.seconds(n_down) if n_down else 0.0
         if self.staged:
-            return CopySeconds(send_s, join_s, link.launch_s, in_s, out_s)
+            staging_s = 2 * n_up * self.cpu_s_per_byte + max(n_copies, n_up / MIB) * self.issue_s
+            return CopySeconds(staging_s + send_s, join_s, link.launch_s, in_s, out_s)
         return CopySeconds(send_s + in_s, join_s + out_s, link.launch_s)
 
     @property
     def issue_s(self) -> float:
         """Seconds of the thread to request a copy for which it does not wait."""
         return self.issue.alpha_s if self.staged and self.issue else 0.0
-
-    def staging_s(self, n_bytes: float, n_copies: int = 1) -> float:
-        """Seconds of the thread to stage activations: it moves them to pinned memory and requests their copies piece by
-        piece. 0 without staging."""
-        if not self.staged:
-            return 0.0
-        return 2 * n_bytes * self.cpu_s_per_byte + max(n_copies, n_bytes / MIB) * self.issue_s
 
 
 def slice_rates(profile: Profile) -> SliceRates:

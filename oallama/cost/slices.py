@@ -8,7 +8,7 @@ experts of a block whole (`hot_times`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import starmap
@@ -291,9 +291,10 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
         return both_sides(rates, late, (DeviceStep(0.0, gpu_s + staged_out_s, launch_s),), cpu_s, rows)
 
     if rows > 1:
-        misses = _MissesOfBatch(kind, rates, n_hot, rows, miss)
-        both = misses.shared(staged_out_s) if packed else (misses.cpu_s, kind.gemms.gpu_s(n_rows / n_used, rows))
-        return times_of(*both)
+        divided = _divided_misses(kind, rates, n_hot, rows, miss)
+        if not packed:
+            return times_of(next(divided)[0], kind.gemms.gpu_s(n_rows / n_used, rows))
+        return times_of(*min(divided, key=lambda sides: (max(sides[0], sides[1] + staged_out_s), sides)))
 
     fetch_s, request_s = _fetch_seconds(kind, rates)
 
@@ -352,62 +353,54 @@ def _fetch_seconds(kind: BlockType, rates: SliceRates) -> tuple[float, float]:
     return rates.weights.seconds(n_bytes), len(kind.gemms) * rates.issue_s
 
 
-class _MissesOfBatch:
-    """The missed experts of several tokens: what they take the CPU, or CPU and device that divides them.
+def _divided_misses(
+    kind: BlockType, rates: SliceRates, n_hot: int, rows: int, miss: float
+) -> Iterator[tuple[float, float]]:
+    """(seconds of the thread: requests and the CPU's rows; of the device) for several tokens, if it fetches 0, 1, … all
+    of the missed experts. miss: share of the rows that miss.
 
     The device computes hits first, then fetched experts, those with the most rows, in launches of half of the slots
     that these replace, while experts of the next launch are copied (split/experts.h). If the batch uses experts in
     these slots too, theirs are computed first. So a launch more has its start-up times, and the last one waits for the
     link.
     """
+    mul_mat, use, linear = kind.gemms[0].mul_mat, kind.use or experts_alike(kind.n_expert), kind.gemms.at(rows)
+    fetch_s, request_s = _fetch_seconds(kind, rates)
+    remaining = use.misses_by_rows(mul_mat, n_hot, rows) if miss > 0 else [(0.0, 0.0)]
+    # a row is gathered and gets its biases
+    row_s = 2 * (kind.block.sent - mul_mat.n_expert_used + kind.block.biases) * F32 * rates.device_s_per_byte
+    n_idle = n_hot - sum(use.used(mul_mat, rows)[:n_hot])  # slots whose experts the batch does not use
 
-    def __init__(self, kind: BlockType, rates: SliceRates, n_hot: int, rows: int, miss: float) -> None:
-        """miss: share of the rows that miss."""
-        self._kind, self._rates, self._n_hot, self._rows, self._miss = kind, rates, n_hot, rows, miss
-        mul_mat, use = kind.gemms[0].mul_mat, kind.use or experts_alike(kind.n_expert)
-        self._linear, self._fetch_seconds = kind.gemms.at(rows), _fetch_seconds(kind, rates)
-        self._remaining = use.misses_by_rows(mul_mat, n_hot, rows) if miss > 0 else [(0.0, 0.0)]
-        # a row is gathered and gets its biases
-        self._row_s = 2 * (kind.block.sent - mul_mat.n_expert_used + kind.block.biases) * F32 * rates.device_s_per_byte
-        self._n_idle = n_hot - sum(use.used(mul_mat, rows)[:n_hot])  # slots whose experts the batch does not use
-        self.cpu_s = self._cpu_s(*self._remaining[0])
-
-    def _cpu_s(self, n_experts: float, of_rows: float) -> float:
+    def computed_by_cpu_s(n_experts: float, of_rows: float) -> float:
         """Seconds of the CPU for n_experts experts with of_rows of the rows that miss: their share of the seconds of
         all experts, in the batch that gives each expert as many rows. With few rows each, a row may take longer."""
         if n_experts <= 0:
             return 0.0
-        share = n_experts / self._kind.n_expert
-        batch = max(1.0, of_rows * self._miss * self._rows / share)  # tokens
+        share = n_experts / kind.n_expert
+        batch = max(1.0, of_rows * miss * rows / share)  # tokens
         n_tokens = round(batch)
-        return self._linear.cpu_alpha_s + share * self._kind.gemms.at(n_tokens).cpu_linear_s * batch / n_tokens
+        return linear.cpu_alpha_s + share * kind.gemms.at(n_tokens).cpu_linear_s * batch / n_tokens
 
-    def _device_s(self, of_rows: float) -> float:
+    def computed_by_device_s(of_rows: float) -> float:
         """Seconds of the device for this share of all rows."""
-        mul_mats_s = self._kind.gemms.gpu_s(of_rows, self._rows)
-        return mul_mats_s + of_rows * self._rows * self._kind.gemms[0].mul_mat.n_expert_used * self._row_s
+        return kind.gemms.gpu_s(of_rows, rows) + of_rows * rows * mul_mat.n_expert_used * row_s
 
-    def shared(self, staged_out_s: float) -> tuple[float, float]:
-        """(seconds of the thread: requests and the CPU's rows; of the device) with the number of fetched experts with
-        which the slower side ends first. staged_out_s: seconds to copy the device's rows back."""
-        both = (self._sides(*share) for share in self._remaining)
-        return min(both, key=lambda sides: (max(sides[0], sides[1] + staged_out_s), sides))
-
-    def _sides(self, n_experts: float, of_rows: float) -> tuple[float, float]:
+    def sides(n_experts: float, of_rows: float) -> tuple[float, float]:
         """The same if the CPU computes n_experts experts with of_rows of the rows that miss."""
-        rates, linear, (fetch_s, request_s) = self._rates, self._linear, self._fetch_seconds
-        cpu_s, n_fetched = self._cpu_s(n_experts, of_rows), self._remaining[0][0] - n_experts
-        rows_s = self._device_s(1.0 - of_rows * self._miss)
+        cpu_s, n_fetched = computed_by_cpu_s(n_experts, of_rows), remaining[0][0] - n_experts
+        rows_s = computed_by_device_s(1.0 - of_rows * miss)
         if n_fetched <= 0:
             return cpu_s, rows_s
-        half = max(1.0, min(n_fetched, max(self._n_idle, (self._n_hot + 1) / 2)) / 2)
-        waits = half > self._n_idle  # for hits in the slots that are replaced
+        half = max(1.0, min(n_fetched, max(n_idle, (n_hot + 1) / 2)) / 2)
+        waits = half > n_idle  # for hits in the slots that are replaced
         n_more = n_fetched / half + 2 * waits  # launches
-        first_s = waits * self._device_s(1.0 - self._miss) * half / self._n_hot
-        last_s = (1.0 - of_rows) * self._miss * linear.gpu_linear_s * min(1.0, half / n_fetched)
+        first_s = waits * computed_by_device_s(1.0 - miss) * half / n_hot
+        last_s = (1.0 - of_rows) * miss * linear.gpu_linear_s * min(1.0, half / n_fetched)
         thread_s = n_fetched * request_s + n_more * (rates.transfer.launch_issue_s + rates.issue_s)
         rows_s += n_more * (rates.transfer.launch_s + rates.transfer.copy_out.alpha_s + linear.gpu_alpha_s)
         return thread_s + cpu_s, max(rows_s, first_s + n_fetched * fetch_s + last_s)
+
+    return (sides(*share) for share in remaining)
 
 
 def inter_block_times(kind: BlockType, n_tokens: int) -> tuple[float, float]:
