@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from oallama.core.codec import to_json
 from oallama.core.options import PLAIN_V_TYPES, STOCK_ATTENTION
 from oallama.core.profile import Case, NonMatmulShape, SkippedCase
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Attention, ModelInfo, MulMat, Operator
@@ -160,12 +161,7 @@ def kernel_kind(mul_mat: MulMat) -> str:
 
 def non_matmul_skipped(device: str, n_tokens: int, n_kv: int, shape: NonMatmulShape, reason: str) -> SkippedCase:
     """The record of a non-matmul case that was left out."""
-    heads = f"{shape.n_head}/{shape.n_head_kv} heads of {shape.n_embd_head_k}/{shape.n_embd_head_v}"
-    what = f"{heads}, feed-forward {shape.n_ff}"
-    if (shape.type_k, shape.type_v) != ("f16", "f16"):
-        what += f", KV {shape.type_k}/{shape.type_v}"
-    if not shape.flash_attn:
-        what += ", no flash attention"
+    what = ", ".join(f"{name} {value}" for name, value in to_json(shape).items())
     return SkippedCase(device, "rest", MulMat(NON_MATMUL, what, (shape.n_embd, n_kv, 1), 0), n_tokens, 0, reason)
 
 
