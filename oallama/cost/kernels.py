@@ -150,15 +150,14 @@ def _alpha(measured: Sequence[tuple[int, float]]) -> float:
 class NonMatmulCurves:
     """Seconds of a layer's non-matmul work on one device."""
 
-    by_tokens: Mapping[int, Curve]  # n_tokens -> ((positions in the KV cache, seconds per layer), ...)
+    # (n_tokens, ((positions in the KV cache, seconds per layer), ...)), ascending
+    by_tokens: tuple[tuple[int, Curve], ...]
     stepped: bool  # whether the time grows in steps of KV_STEP positions, as without flash attention
 
     def seconds(self, n_tokens: int, n_kv: int) -> float:
         """Linear in n_tokens and in depth between measured points."""
         depth = in_steps(n_kv) if self.stepped else n_kv
-        return interpolate(
-            tuple((n, interpolate_depth(points, depth)) for n, points in sorted(self.by_tokens.items())), n_tokens
-        )
+        return interpolate(tuple((n, interpolate_depth(points, depth)) for n, points in self.by_tokens), n_tokens)
 
 
 NonMatmulIndex = Mapping[str, NonMatmulCurves]
@@ -180,7 +179,8 @@ def index_non_matmul(profile: Profile) -> NonMatmulIndex:
         for case in plain if stepped else [case for case in cases if case not in plain]:
             depth = in_steps(case.n_kv) if stepped else case.n_kv
             by_tokens.setdefault(case.n_tokens, {})[depth] = case.seconds
-        index[device] = NonMatmulCurves({n: tuple(sorted(points.items())) for n, points in by_tokens.items()}, stepped)
+        curves = tuple((n, tuple(sorted(points.items()))) for n, points in sorted(by_tokens.items()))
+        index[device] = NonMatmulCurves(curves, stepped)
     return index
 
 
