@@ -237,26 +237,25 @@ def transfer_seconds(
     """Seconds of device copies over all passes, in the layers of the window (None: all). In large batches offloaded
     operators count as on the device, with norms and attention; sliced ones are never offloaded. On a later device of
     several, operators are offloaded to the first device, and their inputs and results are copied there and back."""
+
+    def seconds(
+        sides: Sequence[bool], first_layer: int, passes: Sequence[Pass], rates: TransferRates = costs.rates
+    ) -> float:
+        return rates.seconds_over(device_copies(costs.graph, sides, first_layer, window), passes) if passes else 0.0
+
+    first, last = (0, len(on_device)) if window is None else costs.graph.operators_of(window)
     if costs.to_first is not None:
-        copies = device_copies(costs.graph, on_device, first_device_layer, window)
-        first, last = (0, len(on_device)) if window is None else costs.graph.operators_of(window)
         crosses = any(costs.offloaded[i] and not on_device[i] and i not in sliced for i in range(first, last))
-        large = (costs.to_first if crosses else costs.rates).seconds_over(copies, costs.large)
-        return large + costs.rates.seconds_over(copies, costs.small)
+        large_s = seconds(on_device, first_device_layer, costs.large, costs.to_first if crosses else costs.rates)
+        return large_s + seconds(on_device, first_device_layer, costs.small)
     offloaded: Sequence[bool] = costs.offloaded if costs.large else ()
     if sliced:
         offloaded = [off and i not in sliced for i, off in enumerate(offloaded)]
     if not any(offloaded):
-        return costs.rates.seconds_over(device_copies(costs.graph, on_device, first_device_layer, window), costs.passes)
-    first, last = (0, len(offloaded)) if window is None else costs.graph.operators_of(window)
+        return seconds(on_device, first_device_layer, costs.passes)
     sides = list(on_device)
     sides[first:last] = map(or_, on_device[first:last], offloaded[first:last])
-    seconds = costs.rates.seconds_over(device_copies(costs.graph, sides, 0, window), costs.large)
-    if costs.small:
-        seconds += costs.rates.seconds_over(
-            device_copies(costs.graph, on_device, first_device_layer, window), costs.small
-        )
-    return seconds
+    return seconds(sides, 0, costs.large) + seconds(on_device, first_device_layer, costs.small)
 
 
 def cpu_seconds(costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int]) -> float:
