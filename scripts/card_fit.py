@@ -10,6 +10,7 @@ each model by its sizes. docs/real-card.md says what came of it on an RTX 5090.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,8 +31,9 @@ from card_model import (
     with_rates,
     write_machine,
 )
-from shared import InputError, guarded, parser_of, write_document
+from shared import guarded, parser_of, write_document
 
+from oallama.core.errors import UsageError
 from oallama.planner.attention import ModelHeader
 
 Vector = npt.NDArray[np.float64]
@@ -190,17 +192,8 @@ def _parser() -> argparse.ArgumentParser:
     add = command("fit", _fit, "fit the machine's rates to some of the rows")
     add("-o", "--output", type=Path, required=True, metavar="MACHINE.json")
     add("--name", default="card", help="name of the card")
-    add("--memory", type=float, default=32, metavar="GIB", help="memory of the card in GiB (default: 32)")
     add("--pinned", type=float, default=pinned, metavar="GB/S",
         help="link rate from pinned memory, which these runs do not show (default: %(default)g)")  # fmt: skip
-    add(
-        "--contexts",
-        type=_numbers,
-        default=CONTEXTS,
-        metavar="N,…",
-        help="fit to rows with these contexts (default: 1024,16384)",
-    )
-    add("--every", type=_above_0, default=EVERY, metavar="N", help="fit to every Nth -ngl value of them (default: 3)")
     add("--json", action="store_true", help="the other rows, as predict --json")
     add = command("predict", _predict, "predict the rows, and show the errors")
     add("--machine", type=Path, required=True, metavar="MACHINE.json")
@@ -208,48 +201,34 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _numbers(text_of: str) -> tuple[int, ...]:
-    return tuple(_above_0(part) for part in text_of.split(","))
-
-
-def _above_0(text_of: str) -> int:
-    try:
-        value = int(text_of)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text_of!r} must be a number above 0")
-    return value
-
-
 def _read(options: argparse.Namespace) -> tuple[list[PublishedRun], dict[str, ModelHeader]]:
     runs, models = read_tables(options.tables), read_models(options.models)
     for run in runs:
         if run.model not in models:
-            raise InputError(f"{options.models} does not describe {run.model} of the tables")
+            raise UsageError(f"{options.models} does not describe {run.model} of the tables")
         if run.ngl > models[run.model].model.n_layer + 1:
-            raise InputError(f"-ngl {run.ngl} exceeds the layers of {run.model}; check its sizes")
+            raise UsageError(f"-ngl {run.ngl} exceeds the layers of {run.model}; check its sizes")
     return runs, models
 
 
-def chosen(runs: Sequence[PublishedRun], contexts: Sequence[int], every: int) -> list[PublishedRun]:
-    """Choose every Nth -ngl value of each model, context and micro-batch, from the largest down, so that all layers on
-    the device is among them."""
+def chosen(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
+    """Choose those of CONTEXTS with each EVERYth -ngl value of a model, context and micro-batch, from the largest down,
+    so that all layers on the device is among them."""
     values: dict[tuple[str, int, int], set[int]] = {}
     for run in runs:
         values.setdefault((run.model, run.context, run.ubatch), set()).add(run.ngl)
-    kept = {(*group, ngl) for group, ngls in values.items() for ngl in sorted(ngls, reverse=True)[::every]}
-    return [r for r in runs if r.context in contexts and (r.model, r.context, r.ubatch, r.ngl) in kept]
+    kept = {(*group, ngl) for group, ngls in values.items() for ngl in sorted(ngls, reverse=True)[::EVERY]}
+    return [r for r in runs if r.context in CONTEXTS and (r.model, r.context, r.ubatch, r.ngl) in kept]
 
 
 def _fit(options: argparse.Namespace) -> int:
     runs, models = _read(options)
-    used = chosen(runs, options.contexts, options.every)
+    used = chosen(runs)
     if 2 * len(used) < len(FITTED):
-        raise InputError(f"{len(used)} rows are too few to fit {len(FITTED)} rates; see --contexts and --every")
+        raise UsageError(f"{len(used)} rows are too few to fit {len(FITTED)} rates")
     card = replace(START.card, name=options.name, description=f"{options.name}, fitted to runs of stock llama.cpp",
-                   memory_bytes=int(options.memory * 2**30), pinned_bytes_per_s=options.pinned * 1e9)  # fmt: skip
-    notes = {"contexts": list(options.contexts), "every": options.every, "rows": len(used), "of": len(runs)}
+                   pinned_bytes_per_s=options.pinned * 1e9)  # fmt: skip
+    notes = {"contexts": list(CONTEXTS), "every": EVERY, "rows": len(used), "of": len(runs)}
     machine = fit(used, models, replace(START, card=card, notes=notes))
     write_machine(machine, options.output)
     rows = rows_of(machine, used, models)
@@ -266,7 +245,7 @@ def _fit(options: argparse.Namespace) -> int:
 def _predict(options: argparse.Namespace) -> int:
     runs, models = _read(options)
     machine = read_machine(options.machine)
-    used = set(chosen(runs, machine.notes.get("contexts", ()), machine.notes.get("every", 1)))
+    used = set(chosen(runs)) if machine.notes else set()
     rows = [{**row, "fitted": run in used} for run, row in zip(runs, rows_of(machine, runs, models), strict=True)]
     if options.json:
         write_document(document(rows), None)
@@ -276,3 +255,7 @@ def _predict(options: argparse.Namespace) -> int:
     if others and len(others) < len(rows):
         print(f"\nThe {len(others)} rows not used for the fit:\n{text(others)}")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

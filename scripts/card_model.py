@@ -13,9 +13,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from shared import InputError, record, write_document
+from shared import write_document
 
-from oallama.core.codec import Count32, Size32, to_json
+from oallama.core.codec import CodecError, Count32, Size32, from_json, to_json
+from oallama.core.errors import UsageError
 from oallama.core.files import read_toml
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.types import ModelInfo, Operator
@@ -54,31 +55,14 @@ class Sizes:
 
 
 def read_models(path: Path) -> dict[str, ModelHeader]:
-    """Models by the names that tables use. Raises InputError."""
+    """Models by the names that tables use. Raises UsageError."""
     sizes: dict[str, Sizes] = {}
     for name, table in read_toml(path).items():
-        where = f"{path}: {name}"
-        if isinstance(table, dict) and "same_as" in table:
-            if table["same_as"] not in sizes:
-                raise InputError(f"{where}: same_as {table['same_as']!r} must be defined above it")
-            sizes[name] = sizes[table["same_as"]]
-        else:
-            sizes[name] = _checked(record(Sizes, table, where), where)
-    if not sizes:
-        raise InputError(f"{path} describes no model")
+        try:
+            sizes[name] = sizes[table["same_as"]] if "same_as" in table else from_json(Sizes, table, name)
+        except (CodecError, KeyError, TypeError) as error:
+            raise UsageError(f"{path}: {name} is not described: {error}") from None
     return {name: _model(name, model_sizes) for name, model_sizes in sizes.items()}
-
-
-def _checked(sizes: Sizes, where: str) -> Sizes:
-    """Raises InputError."""
-    if sizes.n_head % sizes.n_head_kv:
-        raise InputError(f"{where}: n_head must be a multiple of n_head_kv")
-    if sizes.n_expert_used > sizes.n_expert or (sizes.n_expert > 0) != (sizes.n_expert_used > 0):
-        raise InputError(f"{where}: n_expert_used must be at most n_expert")
-    for name in (sizes.type, sizes.output_type or sizes.type):
-        if name not in GGML_TYPES_BY_NAME:
-            raise InputError(f"{where}: {name!r} is not a ggml type")
-    return sizes
 
 
 def _model(name: str, sizes: Sizes) -> ModelHeader:
@@ -179,8 +163,6 @@ def read_machine(path: Path) -> Machine:
 # runs
 #
 
-COLUMNS = ("Model", "Context", "NGL", "Ubatch", "PromptTokens", "PromptTPS", "EvalTokens", "EvalTPS")
-
 
 @dataclass(frozen=True)
 class PublishedRun:
@@ -206,48 +188,24 @@ class PublishedRun:
 
 
 def read_tables(paths: Iterable[Path]) -> list[PublishedRun]:
-    """The runs of all tables that came to an end. Raises InputError."""
-    runs = []
+    """The runs of all tables that came to an end. Raises UsageError."""
+    runs: list[PublishedRun] = []
     for path in paths:
-        rows = [pair for pair in _rows(path) if pair[1].get("Status") in (None, "SUCCESS")]
-        if not rows:
-            raise InputError(f"{path} has no completed run")
-        runs += [_run(row, where) for where, row in rows]
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file)
+            try:
+                runs += [_run(row) for row in rows if row.get("Status") in (None, "SUCCESS")]
+            except (KeyError, TypeError, ValueError, csv.Error) as error:
+                raise UsageError(f"{path}, line {rows.line_num} is not a run: {error}") from None
     return runs
 
 
-def _rows(path: Path) -> list[tuple[str, dict[str, str]]]:
-    """(file and line, row) of a table that has COLUMNS. Raises InputError."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-            if missing:
-                raise InputError(f"{path} has no column {missing[0]}: it needs {', '.join(COLUMNS)}")
-            return [(f"{path}, line {rows.line_num}", row) for row in rows]
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} is not a valid CSV table: {error}") from None
-
-
-def _run(row: dict[str, str], where: str) -> PublishedRun:
-    context, ubatch, n_prompt, n_gen = (
-        int(_number(row, name, where)) for name in ("Context", "Ubatch", "PromptTokens", "EvalTokens")
+def _run(row: Mapping[str, str]) -> PublishedRun:
+    context, ngl, ubatch = int(row["Context"]), int(row["NGL"]), int(row["Ubatch"])
+    n_prompt, n_gen = int(row["PromptTokens"]), int(row["EvalTokens"])
+    return PublishedRun(
+        row["Model"], context, ngl, ubatch, n_prompt, n_gen, float(row["PromptTPS"]), float(row["EvalTPS"])
     )
-    prompt_tps, eval_tps = (_number(row, name, where, 0.001) for name in ("PromptTPS", "EvalTPS"))
-    ngl = int(_number(row, "NGL", where, 0))
-    return PublishedRun(row["Model"], context, ngl, ubatch, n_prompt, n_gen, prompt_tps, eval_tps)
-
-
-def _number(row: dict[str, str], name: str, where: str, least: float = 1) -> float:
-    try:
-        value = float(row[name])
-    except (TypeError, ValueError):
-        raise InputError(f"{where}: {name} must be a number, not {row[name]!r}") from None
-    if not least <= value <= 1e9:
-        raise InputError(f"{where}: {name} {row[name]} is out of range")
-    return value
 
 
 #

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared import ROOT, InputError, guarded, parser_of, write_document
+from shared import ROOT, guarded, parser_of, write_document
+
+from oallama.core.errors import UsageError
 
 MIB = 1 << 20
 GRACE_S = 30.0  # for a step that is told to end
@@ -81,11 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Raises InputError."""
+    """Raises UsageError."""
     steps = steps_of(options.device, options.work.absolute())
     unknown = set(options.only) - {step.name for step in steps}
     if unknown:
-        raise InputError(f"unknown step {min(unknown)}; choose from {', '.join(step.name for step in steps)}")
+        raise UsageError(f"unknown step {min(unknown)}; choose from {', '.join(step.name for step in steps)}")
     steps = [step for step in steps if not options.only or step.name in options.only]
     results = options.work / "results.json"
     document = _read(results, options.device)
@@ -139,15 +141,15 @@ def run_step(step: CardStep) -> dict[str, Any]:
 
 
 def _read(results: Path, device: str) -> dict[str, Any]:
-    """What an earlier call found. Raises InputError."""
+    """What an earlier call found. Raises UsageError."""
     try:
         document = json.loads(results.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {"device": device, "cards": nvidia_cards(), "steps": {}}
     except ValueError as error:
-        raise InputError(f"{results} is not valid JSON ({error}): remove it, or choose another --work") from None
+        raise UsageError(f"{results} is not valid JSON ({error}): remove it, or choose another --work") from None
     if not isinstance(document, dict) or document.get("device") != device:
-        raise InputError(f"{results} is for another device than {device}: choose another --work")
+        raise UsageError(f"{results} is for another device than {device}: choose another --work")
     return document
 
 

@@ -1,38 +1,17 @@
-"""Helpers of the scripts: the checkout's folder, TOML files as records, command lines, results."""
+"""Helpers of the scripts: the checkout's folder, command lines, results."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
-from oallama.core.codec import CodecError, from_json
 from oallama.core.errors import OallamaError
 from oallama.core.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-
-T = TypeVar("T")
-
-
-class InputError(Exception):
-    """A file, or what it says, cannot be used: one sentence."""
-
-
-def record(cls: type[T], table: Any, where: str) -> T:
-    """The dataclass of a table. Raises InputError for a key that is not known, is missing, or has the wrong type."""
-    known = sorted(field.name for field in fields(cls))  # type: ignore[arg-type]
-    for key in table if isinstance(table, Mapping) else ():
-        if key not in known:
-            raise InputError(f"{where}: unknown key {key}; choose from {', '.join(known)}")
-    try:
-        return from_json(cls, table, where)
-    except CodecError as error:
-        raise InputError(str(error)) from None
 
 
 def parser_of(program: str, description: str | None) -> argparse.ArgumentParser:
@@ -61,7 +40,7 @@ def guarded(program: str, job: Callable[[], int], interrupted: str = "nothing wa
     except OallamaError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return error.exit_code
-    except (InputError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
