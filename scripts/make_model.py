@@ -8,7 +8,6 @@ every layer, so a synthetic 8B takes half a minute:
     scripts/make_model.py --like llama3-8b --type Q4_0 -o llama3-8b-q4_0.gguf
     scripts/make_model.py --like llama2-70b --layers 20 --type Q4_K -o a-quarter-of-it.gguf
     scripts/make_model.py --matrix scripts/matrix/rivals.toml    # the models of a matrix, by their file names
-    scripts/make_model.py --layers 16 --embd 2048 --ff 8192 --heads 32 --kv-heads 8 --vocab 32000 --type Q4_0 -o 1b.gguf
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from model_shapes import KNOWN
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.model.roles import tensor_role
 from oallama.model.shape_file import ROUTER, begin, tensors, write_empty
-from oallama.model.shapes import ModelShape, Ne, llama
+from oallama.model.shapes import ModelShape, Ne
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -94,7 +93,6 @@ def write_shape(
     path: str | Path,
     shape: ModelShape,
     type: str = "Q4_0",
-    seed: int = 0,
     *,
     quick: bool = False,
     empty: bool = False,
@@ -103,12 +101,12 @@ def write_shape(
     """Write a model of that shape to `path` and return it. All matrices are of ggml type `type`, a router of F32, whose
     expert e reads feature e; untied embeddings; norms are ones, biases zeros. quick: large matrices repeat QUICK_BYTES
     of random blocks, so that writing takes what the disk takes. empty: a hole in the place of the weights, for what
-    only reads headers. name: that the file states. Raises ValueError for rows that the type cannot hold, KeyError for a
-    type that there is not."""
+    only reads headers. name: that the file states. Raises ValueError for rows that the type cannot hold, KeyError for
+    an unknown type."""
     path, name = Path(path), name or f"random {shape.arch}, {shape.n_layer} layers"
     if empty:
         return write_empty(path, shape, type, name)
-    rng, block = np.random.default_rng(seed), GGML_TYPES_BY_NAME[type]
+    rng, block = np.random.default_rng(0), GGML_TYPES_BY_NAME[type]
     writer = begin(path, shape, type, name)
 
     def matrix(ne: Ne) -> Bytes:
@@ -164,49 +162,30 @@ def models_of(matrix: Path) -> list[Path]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--like", choices=sorted(KNOWN), metavar="MODEL", help=f"one of: {', '.join(sorted(KNOWN))}")
-    parser.add_argument("--layers", type=int, help="default 16, with --like its number")
-    parser.add_argument("--embd", type=int, default=2048)
-    parser.add_argument("--ff", type=int, default=8192)
-    parser.add_argument("--heads", type=int, default=32)
-    parser.add_argument("--kv-heads", type=int, default=8)
-    parser.add_argument("--vocab", type=int, default=32000)
-    parser.add_argument("--experts", type=int, default=0, help="experts per layer; 0 (default) writes a dense model")
-    parser.add_argument("--experts-used", type=int, default=2)
-    parser.add_argument("--context", type=int, default=4096, help="context length the file states")
+    parser.add_argument("--layers", type=int, help="number of layers; default: the model's")
     parser.add_argument("--type", default="Q4_0", help="ggml type of the matrices: F16, Q4_0, Q4_K, ... (default Q4_0)")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="repeat 16 MiB of random blocks in each large matrix")
     parser.add_argument("--empty", action="store_true", help="write only headers, with a hole for the weights")
     parser.add_argument("--matrix", type=Path, metavar="FILE.toml", help="write the missing models that it names")
     parser.add_argument("-o", "--output", type=Path)
     o = parser.parse_args(arguments)
-    if (o.output is None) == (o.matrix is None):
-        parser.error("give either -o or --matrix")
+    if (o.matrix is None) == (o.like is None or o.output is None):
+        parser.error("give either --like and -o, or --matrix")
+    if o.type not in gguf.GGMLQuantizationType.__members__:
+        parser.error(f"{o.type} is not a ggml type")
     try:
-        if o.matrix is not None:
-            for path in models_of(o.matrix):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_shape(path, *named(path), o.seed, quick=o.quick, empty=o.empty)
-                print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", file=sys.stderr)
-            return 0
-        if o.layers is not None and o.layers < 1:
-            raise ValueError("a model needs at least one layer")
-        shape = (
-            KNOWN[o.like].with_layers(o.layers)
-            if o.like
-            else llama(
-                o.layers or 16, o.embd, o.ff, o.heads, o.kv_heads, o.vocab, o.context,
-                n_expert=o.experts, n_expert_used=o.experts_used,
-            )
-        )  # fmt: skip
-        if o.type not in gguf.GGMLQuantizationType.__members__:
-            raise ValueError(f"{o.type} is not a ggml type")
-        name = o.like if o.empty else None  # nothing of it is random
-        write_shape(o.output, shape, o.type, o.seed, quick=o.quick, empty=o.empty, name=name)
+        if o.matrix is None:
+            models = {o.output: (KNOWN[o.like].with_layers(o.layers), o.type)}
+        else:
+            models = {path: named(path) for path in models_of(o.matrix)}
+        for path, (shape, type) in models.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            name = o.like if o.empty else None  # nothing of it is random
+            write_shape(path, shape, type, quick=o.quick, empty=o.empty, name=name)
+            print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", file=sys.stderr)
     except (ValueError, OSError) as error:
         print(f"make_model: {error}", file=sys.stderr)
         return 2
-    print(f"{o.output}: {o.output.stat().st_size / 1e6:.1f} MB", file=sys.stderr)
     return 0
 
 

@@ -82,7 +82,6 @@ KNOWN: dict[str, ModelShape] = {
     "phi3.5-moe": phimoe(32, 4096, 6400, 32, 8, 32064, 131072, n_expert=16),
     "minicpm3-4b": minicpm3(),
     "llama-1b": llama(16, 2048, 8192, 32, 8, 32000),
-    "moe-1b": llama(16, 1024, 1792, 16, 8, 32000, n_expert=8),
     "moe-2.7b": llama(12, 2048, 4096, 32, 8, 32000, n_expert=8),
     "mtp-8b": mtp(32, 4096, 14336, 32, 8, 128256, 8192),
     "mtp-mini": mtp(8, 768, 2048, 12, 4, 8192, 4096),

@@ -98,8 +98,8 @@ def model_of(page: str, folder: Path) -> Path:
     if page != "docs/what-if.md":
         return MODEL
     made = folder / "small-moe.gguf"
-    shape = "--layers 2 --embd 256 --ff 256 --heads 4 --kv-heads 2 --vocab 512 --experts 8 --experts-used 2"
-    subprocess.run([*MAKE_MODEL, *shape.split(), "-o", str(made)], check=True, capture_output=True, timeout=120)
+    shape = ("--like", "moe-mini", "--layers", "2")
+    subprocess.run([*MAKE_MODEL, *shape, "-o", str(made)], check=True, capture_output=True, timeout=120)
     return made
 
 

@@ -26,12 +26,13 @@ from oallama.model.operators import operators
 
 def test_make_model_writes_the_shape_asked_for(tmp_path):
     path = tmp_path / "model.gguf"
-    options = "--layers 3 --embd 512 --ff 768 --heads 8 --kv-heads 2 --vocab 300 --type Q4_0 --context 128"
-    make_model.main([*options.split(), "-o", str(path)])
-    info = model_info(read_gguf(path))
-    assert (info.n_layer, info.n_embd, info.n_ff, info.n_head, info.n_head_kv) == (3, 512, 768, 8, 2)
-    assert (info.n_vocab, info.n_ctx_train) == (300, 128)
-    assert {operator.type for operator in operators(read_gguf(path))} == {"Q4_0"}
+    assert make_model.main(["--like", "moe-mini", "--layers", "3", "--type", "Q8_0", "-o", str(path)]) == 0
+    shape, info = KNOWN["moe-mini"], model_info(read_gguf(path))
+    assert (info.n_layer, info.n_embd, info.n_ff) == (3, shape.n_embd, shape.n_ff)
+    assert (info.n_head, info.n_head_kv, info.n_vocab, info.n_ctx_train) == (
+        shape.n_head, shape.n_head_kv, shape.n_vocab, shape.n_ctx
+    )  # fmt: skip
+    assert {operator.type for operator in operators(read_gguf(path))} == {"Q8_0", "F32"}, "the router is F32"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs tomllib")
