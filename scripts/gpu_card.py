@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,11 @@ from shared import ROOT, guarded, parser_of, write_document
 from oallama.core.errors import UsageError
 
 MIB = 1 << 20
-GRACE_S = 30.0  # for a step that is told to end
 REQUESTS = 200
 PAUSE_EVERY, PAUSE_S = 10, 11.0
 """Requests between pauses, in which ggml-cuda throws captured graphs away: those unused for 10 s. More are captured."""
 GROWTH_BYTES = 32 * MIB  # of the card's memory, from the second pause to the end: more is a leak
+WORK = ROOT / "build" / "gpu"
 MATRIX = ROOT / "scripts" / "matrix" / "card.toml"
 CARD_FACTS = "name,driver_version,memory.total,compute_cap,pcie.link.gen.max,pcie.link.width.max"
 
@@ -40,9 +38,9 @@ class CardStep:
     env: tuple[tuple[str, str], ...] = ()
 
 
-def steps_of(device: str, work: Path) -> list[CardStep]:
+def steps_of(device: str) -> list[CardStep]:
     """All of them, in the order in which they run."""
-    python, script, model = sys.executable, str(Path(__file__)), str(work / "llama-1b-q4_0.gguf")
+    python, script, model = sys.executable, str(Path(__file__)), str(WORK / "llama-1b-q4_0.gguf")
     oallama = (python, "-m", "oallama")
     tests = (python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests" / "e2e"))
     make = (python, str(ROOT / "scripts" / "make_model.py"), "--quick")
@@ -62,7 +60,7 @@ def steps_of(device: str, work: Path) -> list[CardStep]:
                  (python, script, "--memory", model, "--device", device)),
         CardStep("models", "write the models of the speed tables", 60, (*make, "--matrix", str(MATRIX))),
         CardStep("speed", f"the speed tables ({MATRIX.relative_to(ROOT)})", 1800,
-                 (*oallama, "bench", "--matrix", str(work / "card.toml"), "-o", str(work / "speed.json"), "--json")),
+                 (*oallama, "bench", "--matrix", str(WORK / "card.toml"), "-o", str(WORK / "speed.json"), "--json")),
     ]  # fmt: skip
 
 
@@ -70,11 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 a step failed, 2 wrong usage, 130 interrupted."""
     parser = parser_of("gpu_run", __doc__)
     parser.add_argument("--device", default="CUDA0", help="as oallama's --device (default: CUDA0)")
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "gpu", metavar="DIR", help="default: build/gpu")
     parser.add_argument(
         "--only", action="append", default=[], metavar="STEP", help="run only this step; may be repeated"
     )
-    parser.add_argument("--list", action="store_true", help="list finished and remaining steps")
     parser.add_argument("--memory", type=Path, metavar="MODEL", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.memory:
@@ -84,12 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     """Raises UsageError."""
-    steps = steps_of(options.device, options.work.absolute())
+    steps = steps_of(options.device)
     unknown = set(options.only) - {step.name for step in steps}
     if unknown:
         raise UsageError(f"unknown step {min(unknown)}; choose from {', '.join(step.name for step in steps)}")
     steps = [step for step in steps if not options.only or step.name in options.only]
-    results = options.work / "results.json"
+    results = WORK / "results.json"
     document = _read(results, options.device)
     done = document["steps"]
     steps_left = [step for step in steps if done.get(step.name, {}).get("status") != 0]
@@ -99,11 +95,9 @@ def _run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     print(f"about {sum(step.seconds for step in steps_left) / 60:.0f} minutes to go", file=sys.stderr, flush=True)
-    if options.list:
-        return 0
-    options.work.mkdir(parents=True, exist_ok=True)
+    WORK.mkdir(parents=True, exist_ok=True)
     matrix = MATRIX.read_text(encoding="utf-8").replace('"CUDA0"', json.dumps(options.device))
-    (options.work / "card.toml").write_text(matrix, encoding="utf-8")
+    (WORK / "card.toml").write_text(matrix, encoding="utf-8")
     for step in steps_left:
         print(f"{step.name} …", file=sys.stderr, flush=True)
         done[step.name] = outcome = run_step(step)
@@ -114,30 +108,24 @@ def _run(options: argparse.Namespace) -> int:
 
 def run_step(step: CardStep) -> dict[str, Any]:
     """Exit status, seconds, what it found on stdout (JSON where it is), and what it said last where it failed."""
-    start, pipe = time.monotonic(), subprocess.PIPE
-    with subprocess.Popen(
-        step.words, cwd=ROOT, env={**os.environ, **dict(step.env)}, stdout=pipe, stderr=pipe, text=True,
-        stdin=subprocess.DEVNULL, start_new_session=True,
-    ) as child:  # fmt: skip
-        try:
-            out, errors = child.communicate()
-        except BaseException:
-            os.killpg(child.pid, signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(GRACE_S)
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            raise
-    status = child.returncode
-    if status in (130, 143):
+    start = time.monotonic()
+    done = subprocess.run(
+        step.words,
+        cwd=ROOT,
+        env={**os.environ, **dict(step.env)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode in (130, 143):
         raise KeyboardInterrupt
-    lines = [line for line in (out + errors).splitlines() if line.strip()]
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     try:
-        found = json.loads(out)
+        found = json.loads(done.stdout)
     except ValueError:
-        found = out[-4000:]
-    said = (lines or ["no message"])[-1][:400] if status else ""
-    return {"status": status, "seconds": round(time.monotonic() - start, 1), "said": said, "found": found}
+        found = done.stdout[-4000:]
+    said = (lines or ["no message"])[-1][:400] if done.returncode else ""
+    return {"status": done.returncode, "seconds": round(time.monotonic() - start, 1), "said": said, "found": found}
 
 
 def _read(results: Path, device: str) -> dict[str, Any]:
@@ -147,9 +135,9 @@ def _read(results: Path, device: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {"device": device, "cards": nvidia_cards(), "steps": {}}
     except ValueError as error:
-        raise UsageError(f"{results} is not valid JSON ({error}): remove it, or choose another --work") from None
+        raise UsageError(f"{results} is not valid JSON ({error}): remove it") from None
     if not isinstance(document, dict) or document.get("device") != device:
-        raise UsageError(f"{results} is for another device than {device}: choose another --work")
+        raise UsageError(f"{results} is for another device than {device}: move it away")
     return document
 
 

@@ -21,8 +21,6 @@ VERSION = 1
 JOINED = ("arms",)
 """Options whose value is a list, joined by commas."""
 
-MAX_CELLS = 10_000
-
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -57,8 +55,6 @@ def read_matrix(path: Path, flags: Mapping[str, str]) -> tuple[str, tuple[Cell, 
         raise UsageError(f"{path} has no [[setting]]: write one for each comparison")
     tables = [_one_value_each(path, {**document, **setting}, flags) for setting in settings]
     options = [cell_options for table in tables for cell_options in table]
-    if len(options) > MAX_CELLS:
-        raise UsageError(f"{path} has {len(options)} comparisons, more than {MAX_CELLS}: shorten its lists")
     varied = [key for key in flags if len({_text(cell_options.get(key, "")) for cell_options in options}) > 1]
     cells = tuple(Cell(_label(cell_options, varied), _command(cell_options, flags)) for cell_options in options)
     if len({cell.command for cell in cells}) < len(cells):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,11 @@ from click.core import ParameterSource
 from oallama.cli.output import check_result, deliver, emit_json, is_terminal, log, show
 from oallama.core.errors import UsageError
 from oallama.core.files import lock_file
-from oallama.device.interrupt import held_interrupt
 from oallama.run.die_with_parent import with_us
 from oallama_contrib.matrix.cells import Cell, Outcome, ResultFile, measured_tests, read_matrix
 
 BESIDE = ("matrix", "output", "as_json", "progress")
 """Parameters of `oallama bench` allowed with --matrix."""
-
-GRACE_S = 15.0  # for a comparison that is told to end, to end its arms
 
 
 def matrix(context: click.Context, file: str, values: Mapping[str, Any]) -> None:
@@ -95,37 +90,21 @@ def _check(command: click.Command, matrix: Path, cell: Cell) -> None:
 
 
 def measured(cell: Cell) -> Outcome:
-    """Run the cell in its own process. A KeyboardInterrupt ends it."""
-    start, pipe = time.monotonic(), subprocess.PIPE
+    """Run the cell in a process of its own, which ends with this one. A KeyboardInterrupt ends it."""
+    start = time.monotonic()
     command = [sys.executable, "-m", "oallama", "bench", *cell.command, "--json", "--no-progress"]
     words, environment = with_us(command, os.environ)
-    with ExitStack() as cleanup:
-        with held_interrupt():  # as long as nobody would end it
-            child = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True, encoding="utf-8",
-                errors="replace", env=environment,
-            )  # fmt: skip
-            cleanup.enter_context(child)
-            cleanup.callback(_end, child)
-        output, error_output = child.communicate()
-    status = child.returncode
-    if status in (130, 143):
+    done = subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", env=environment
+    )
+    if done.returncode in (130, 143):
         raise KeyboardInterrupt
-    messages = [line for line in error_output.splitlines() if line.startswith("oallama: ")]
-    error = messages[-1].removeprefix("oallama: ") if messages else f"ended with status {status} and no message"
-    rows = tuple(json.loads(output)) if status == 0 else ()
-    return Outcome(cell.command, round(time.monotonic() - start, 1), rows, "" if status == 0 else error)
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """End a comparison and its arms, if it has not ended."""
-    if child.poll() is not None:
-        return
-    try:
-        os.killpg(child.pid, signal.SIGINT)
-        child.wait(GRACE_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        os.killpg(child.pid, signal.SIGKILL)
+    seconds = round(time.monotonic() - start, 1)
+    if done.returncode == 0:
+        return Outcome(cell.command, seconds, tuple(json.loads(done.stdout)))
+    messages = [line for line in done.stderr.splitlines() if line.startswith("oallama: ")]
+    error = messages[-1].removeprefix("oallama: ") if messages else f"ended with status {done.returncode}"
+    return Outcome(cell.command, seconds, error=error)
 
 
 def _tell(result: ResultFile, cells: Sequence[Cell], as_json: bool) -> None:
