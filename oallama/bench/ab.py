@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from oallama.bench.process import ArmProcess, Deadline
-from oallama.bench.records import (
-    ArmResult,
-    ArmSpec,
-    BenchResult,
-    BenchTest,
-    LoadReport,
-    Sample,
-    Series,
-)
+from oallama.bench.records import ArmResult, ArmSpec, BenchResult, BenchTest, LoadReport, Sample, Series
 from oallama.bench.schedule import Done, measure_rounds
 from oallama.bench.verify import findings, problems, same_as
-from oallama.core.errors import DeviceError, OallamaError, OutOfTime
+from oallama.core.errors import DeviceError, OutOfTime
 from oallama.core.types import Operator
 
 MEMORY_SHARE = 0.9  # of the machine's available memory that the arms may fill together
@@ -34,7 +25,6 @@ class RunningArm(Protocol):
     def measure(self, tests: Sequence[BenchTest]) -> dict[BenchTest, Sample]: ...
     def cpu_seconds(self) -> float: ...
     def close(self) -> None: ...
-    def kill(self) -> None: ...
 
 
 Start = Callable[[ArmSpec, Deadline | None], RunningArm]
@@ -86,12 +76,12 @@ def run_bench(
         session.load_all()
         session.warm_up()
         session.measure(on_partial)
-    except BaseException as stop:
-        session.kill()
-        if isinstance(stop, KeyboardInterrupt | OutOfTime) and session.has_samples:
-            return replace(session.result(), interrupted=isinstance(stop, KeyboardInterrupt))
-        raise
-    session.close()
+    except (KeyboardInterrupt, OutOfTime) as stop:
+        if not session.has_samples:
+            raise
+        return replace(session.result(), interrupted=isinstance(stop, KeyboardInterrupt))
+    finally:
+        session.close()
     return session.result()
 
 
@@ -105,15 +95,6 @@ class _Arm:
     idle_cpu_s: float = 0.0  # CPU time that it used while others were measured
     others_s: float = 0.0  # that others were measured
 
-    def load(self, start: Start, operators: Sequence[str], deadline: Deadline | None) -> None:
-        process = start(self.spec, deadline)
-        try:
-            self.report = process.load(operators)
-        except BaseException:
-            process.kill()
-            raise
-        self.process = process
-
     def warm_up(self, tests: Sequence[BenchTest]) -> None:
         """Warm up, and update the report: some memory is taken by the first decodes."""
         assert self.process is not None and self.report is not None
@@ -124,12 +105,6 @@ class _Arm:
         process, self.process = self.process, None
         if process is not None:
             process.close()
-
-    def kill(self) -> None:
-        process, self.process = self.process, None
-        if process is not None:
-            with suppress(OallamaError, OSError):
-                process.kill()
 
 
 class _Session:
@@ -161,7 +136,7 @@ class _Session:
             try:
                 self._load(arm)
             except DeviceError as error:
-                if not self._resident or not any(other.process for other in self._arms):
+                if not self._resident or arm is self._arms[0]:
                     raise
                 self._leave_residence(f"the arms do not fit together ({error})")
                 self._load(arm)
@@ -218,10 +193,6 @@ class _Session:
         for arm in self._arms:
             arm.close()
 
-    def kill(self) -> None:
-        for arm in self._arms:
-            arm.kill()
-
     def _visit(self, index: int, tests: Sequence[BenchTest]) -> Mapping[BenchTest, Sample]:
         self._check_time()
         arm = self._arms[index]
@@ -244,7 +215,8 @@ class _Session:
     def _load(self, arm: _Arm) -> None:
         self._progress(f"load {arm.spec.name}", done=int(arm.report is None))
         self._check_time()
-        arm.load(self._start, self._names, self._bench.deadline)
+        arm.process = self._start(arm.spec, self._bench.deadline)
+        arm.report = arm.process.load(self._names)
 
     def _check_time(self) -> None:
         if self._bench.deadline is not None:

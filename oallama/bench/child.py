@@ -10,19 +10,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ggml_bridge.child import child_main
+from oallama.bench.loaded import LoadedModel, load_planned, load_stock
+from oallama.bench.readback import load_report
 from oallama.bench.records import ArmSpec, BenchTest, Sample, Setting
+from oallama.bench.timing import ContextTimer, bench_tokens, text_tokens
 from oallama.core.codec import from_json
 from oallama.core.errors import UsageError
 from oallama.device.emulated_link import Watch
 from oallama.device.spec import parse_device
 
-if TYPE_CHECKING:
-    from oallama.bench.loaded import LoadedModel
-    from oallama.bench.timing import ContextTimer
-
-MODULE = "oallama.bench.child"
 DEVICE_THREAD = "emulated"  # an emulated device's own, on its core
 
 Message = dict[str, Any]
@@ -44,13 +43,10 @@ class LoadedArm:
 
     def load(self, spec: Message, operators: list[str]) -> Message:
         """Load and read back; pins this process if the setting says so."""
-        from oallama.bench.loaded import load_planned, load_stock
-        from oallama.bench.readback import load_report
-
         arm = from_json(ArmSpec, spec, "the arm")
         self._loaded = load_planned(arm) if arm.stock is None else load_stock(arm.setting.load, arm.stock)
         pin_threads(arm.setting.cpus)
-        report = load_report(self._loaded, arm.setting.load, operators)
+        report = load_report(self._loaded, operators)
         self._timer = _timer(self._loaded, arm.setting)
         self._watch = Watch(parse_device(arm.setting.load.device).is_emulated)
         return asdict(report)
@@ -72,8 +68,6 @@ class LoadedArm:
 
 def _timer(loaded: LoadedModel, setting: Setting) -> ContextTimer:
     from llama_cpp import llama_cpp as api
-
-    from oallama.bench.timing import ContextTimer, bench_tokens, text_tokens
 
     vocab = api.llama_model_get_vocab(loaded.model)
     bos = int(api.llama_vocab_bos(vocab)) if api.llama_vocab_get_add_bos(vocab) else None
@@ -101,7 +95,5 @@ def pin_threads(cpus: tuple[int, ...]) -> None:
 
 
 if __name__ == "__main__":
-    from ggml_bridge.child import child_main
-
     arm = LoadedArm()
     child_main(lambda request, _progress: arm.answer(**request))

@@ -17,6 +17,9 @@ from oallama.device.native_log import native_log
 from oallama.device.opening import list_devices, open_now
 from oallama.device.spec import parse_device
 from oallama.model.memory import BufferBytes, check_cache, held_bytes, load_refusal, memory_of
+from oallama.placer import Placer
+from oallama.plan.plan import Plan
+from oallama.plan.split import device_share
 from oallama.run.fit import context_params, stock_params
 from oallama.run.stock import StockPlacement
 
@@ -38,7 +41,6 @@ class LoadedModel:
     context: int
     model: int
     params: Any
-    n_gpu_layers: int
     buffers: Callable[[], tuple[BufferBytes, ...]]
     device_share: Mapping[str, float]
     owner: object  # of what the addresses point to, and of the device
@@ -76,7 +78,6 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
         context=context,
         model=model,
         params=params,
-        n_gpu_layers=placement.n_gpu_layers,
         buffers=lambda: memory_of(load_bridge(), context),
         device_share={},
         owner=device,
@@ -85,10 +86,6 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
 
 def load_planned(spec: ArmSpec) -> LoadedModel:
     """Load a plan into this process, as `Placer.llama` does."""
-    from oallama.placer import Placer
-    from oallama.plan.plan import Plan
-    from oallama.plan.split import device_share
-
     load = spec.setting.load
     assert spec.plan is not None
     plan = Plan.from_json(dict(spec.plan), f"the plan of arm {spec.name}")
@@ -107,7 +104,6 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
         context=llama.ctx,
         model=llama.model,
         params=llama.context_params,
-        n_gpu_layers=plan.n_gpu_layers,
         buffers=lambda: llama.buffers,
         device_share={o.name: device_share(o, rows[o.name]) for o in placer.operators},
         owner=llama,

@@ -9,13 +9,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import psutil
+
 from ggml_bridge import BridgeError, ChildDied, ChildTimeout
 from ggml_bridge.child import Child, ChildError
-from oallama.bench.child import MODULE
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Sample
 from oallama.core.codec import from_json
 from oallama.core.errors import DeviceError, OutOfTime, named_error
 from oallama.device.user_backend import VARIABLE, user_backend
+
+MODULE = "oallama.bench.child"
 
 PLUGIN_VARIABLES = (VARIABLE, "OALLAMA_PLAN")
 """Variables that load our plugin into llama.cpp; removed from every arm's environment. A back end of the user stays, as
@@ -24,13 +27,13 @@ every arm may use its device."""
 
 class ArmProcess:
     """An arm's process, which loads on `load` and ends on `close`. Methods raise the error that the process raised,
-    DeviceError if it died, or OutOfTime if the deadline passed before it answered; then kill it."""
+    DeviceError if it died, or OutOfTime if the deadline passed before it answered; then close it."""
 
     def __init__(self, spec: ArmSpec, deadline: Deadline | None = None) -> None:
         self.spec = spec
         self._deadline = deadline
         self._child = Child(MODULE, env={**dict.fromkeys(PLUGIN_VARIABLES), VARIABLE: user_backend()})
-        self._family: list[Any] = []
+        self._family: list[psutil.Process] = []
 
     @property
     def pid(self) -> int:
@@ -39,7 +42,9 @@ class ArmProcess:
     def load(self, operators: Sequence[str]) -> LoadReport:
         """Load the model; returns what it read back."""
         document = self._ask("load", spec=asdict(self.spec), operators=list(operators))
-        self._family = _family(self.pid)
+        with suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            self._family = [process, *process.children(recursive=True)]
         return from_json(LoadReport, document, f"the report of arm {self.spec.name}")
 
     def warm_up(self, tests: Sequence[BenchTest]) -> tuple[int, int]:
@@ -53,8 +58,6 @@ class ArmProcess:
 
     def cpu_seconds(self) -> float:
         """CPU time that the process and its children (a worker) have used so far."""
-        import psutil
-
         total = 0.0
         for process in self._family:
             with suppress(psutil.Error):
@@ -63,11 +66,7 @@ class ArmProcess:
         return total
 
     def close(self) -> None:
-        """End it; may be called twice."""
-        self._child.end()
-
-    def kill(self) -> None:
-        """End it at once, whatever it is doing; its worker notices and ends."""
+        """End it at once, whatever it is doing; its worker notices and ends. May be called twice."""
         self._child.end(signal.SIGKILL)
 
     def _ask(self, do: str, **request: Any) -> Mapping[str, Any]:
@@ -86,16 +85,6 @@ class ArmProcess:
             raise named_error(error.type_name, f"{arm}: {error}") from None
         except (BridgeError, ValueError) as error:
             raise named_error("BridgeError", f"{arm}: {error}") from None
-
-
-def _family(pid: int) -> list[Any]:
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
 
 
 @dataclass(frozen=True, slots=True)

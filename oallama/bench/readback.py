@@ -16,7 +16,7 @@ from oallama.bench.loaded import PLUGIN_PREFIX, LoadedModel, plugins
 from oallama.bench.records import LoadReport
 from oallama.core.errors import BridgeError
 from oallama.core.types import CPU_DEVICE
-from oallama.device.load_params import LoadSettings, load_bridge
+from oallama.device.load_params import load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import list_devices
 from oallama.run.stock import Side
@@ -33,7 +33,7 @@ class SeenGraph:
     flash_attn: bool
 
 
-def load_report(loaded: LoadedModel, settings: LoadSettings, operators: Collection[str]) -> LoadReport:
+def load_report(loaded: LoadedModel, operators: Collection[str]) -> LoadReport:
     graph = seen_graph(loaded.model, loaded.params, frozenset(operators))
     device_bytes, host_bytes = loaded.held_bytes()
     shares = loaded.device_share
@@ -53,14 +53,10 @@ def load_report(loaded: LoadedModel, settings: LoadSettings, operators: Collecti
         layouts={name: where[0] for name, where in graph.weights.items() if places[name] == "host"},
         device_share={name: shares[name] for name, place in places.items() if place == "split" and name in shares},
         buffers=by_memory,
-        n_ctx=settings.n_ctx,
         n_batch=int(params.n_batch),
         n_ubatch=int(params.n_ubatch),
         n_threads=int(params.n_threads),
-        type_k=settings.attention.type_k,
-        type_v=settings.attention.type_v,
         flash_attn=graph.flash_attn,
-        n_gpu_layers=loaded.n_gpu_layers,
         plugins=plugins(),
         facts=bench_facts(loaded),
         warnings=loaded.warnings,

@@ -34,11 +34,6 @@ class BenchTest:
         """Number of timed tokens."""
         return self.n_prompt + self.n_gen
 
-    @property
-    def n_ctx(self) -> int:
-        """Context size that the test needs."""
-        return self.n_tokens + self.n_depth
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -123,14 +118,10 @@ class LoadReport:
     layouts: Mapping[str, str]  # operator in host memory -> buffer type that holds it
     device_share: Mapping[str, float]
     buffers: Mapping[str, tuple[int, int, int]]
-    n_ctx: int
     n_batch: int
     n_ubatch: int
     n_threads: int
-    type_k: str
-    type_v: str
     flash_attn: bool  # whether attention really runs as FLASH_ATTN_EXT
-    n_gpu_layers: int
     plugins: tuple[str, ...]  # backends in ggml's registry that stock llama.cpp does not have
     facts: Mapping[str, Any]  # llama-bench's fields that only the process knows
     warnings: tuple[str, ...] = ()

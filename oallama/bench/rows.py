@@ -135,19 +135,19 @@ def _ratio_fields(prefix: str, series: Series, index: int, value: Value, refused
 def _setting_fields(arm: ArmResult) -> Row:
     """llama-bench's fields that do not depend on the test; options that arms cannot change have the default."""
     spec, report = arm.spec, arm.report
-    stock = spec.stock
+    stock, plan = spec.stock, spec.plan or {}
     return {
         **report.facts,
         "model_filename": spec.setting.load.path,
         "n_batch": spec.setting.load.n_batch,  # as asked for; llama.cpp lowers it to the context
-        "n_ubatch": spec.load.n_ubatch if spec.plan is None else int(spec.plan["workload"]["n_ubatch"]),
+        "n_ubatch": spec.load.n_ubatch if stock else int(plan["workload"]["n_ubatch"]),
         "n_threads": report.n_threads,
         "cpu_mask": hex(sum(1 << cpu for cpu in spec.setting.cpus)),
         "cpu_strict": False,
         "poll": 50,
-        "type_k": report.type_k,
-        "type_v": report.type_v,
-        "n_gpu_layers": report.n_gpu_layers,
+        "type_k": spec.setting.load.attention.type_k,
+        "type_v": spec.setting.load.attention.type_v,
+        "n_gpu_layers": stock.n_gpu_layers if stock else int(plan["n_gpu_layers"]),
         "n_cpu_moe": stock.options.n_cpu_moe if stock else 0,
         "split_mode": "layer",
         "main_gpu": 0,

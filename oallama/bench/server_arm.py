@@ -133,8 +133,6 @@ class ServerArm:
             self._process.end(END_S)
         self._stack.close()
 
-    kill = close
-
     def _sample(self, test: BenchTest) -> Sample:
         """Time a test once. An emulated card that was late is a fault, which the schedule measures again."""
         time.sleep(IDLE_S)

@@ -31,14 +31,13 @@ def problems(spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n
 
 
 def configuration(report: LoadReport) -> Hashable:
-    """A key that is equal for arms with the same weights, buffers and parameters."""
+    """A key that is equal for arms with the same weights, buffers and parameters, beside those that all arms share."""
     return (
         tuple(sorted(report.places.items())),
         tuple(sorted(report.layouts.items())),
         tuple(sorted(report.device_share.items())),
         tuple(sorted(report.buffers.items())),
-        (report.n_ctx, report.n_batch, report.n_ubatch, report.n_threads),
-        (report.type_k, report.type_v, report.flash_attn),
+        (report.n_batch, report.n_ubatch, report.n_threads, report.flash_attn),
         report.facts.get("gpu_info") if report.device_bytes else "",  # of several devices, which
     )
 

@@ -55,8 +55,6 @@ class Arm:
     def close(self) -> None:
         pass
 
-    kill = close
-
 
 @dataclass
 class Measured:

@@ -57,14 +57,10 @@ def report(*on_device, **changes):
         layouts={name: "CPU_REPACK" for name, place in places.items() if place == "host"},
         device_share={},
         buffers={"CPU": (10_000, 0, 0)},
-        n_ctx=256,
         n_batch=2048,
         n_ubatch=512,
         n_threads=1,
-        type_k="f16",
-        type_v="f16",
         flash_attn=True,
-        n_gpu_layers=0,
         plugins=(),
         facts=FACTS,
     )
@@ -78,12 +74,12 @@ def stock(name, n_gpu_layers, cap=Cap(), **changes):  # noqa: B008 - frozen
 
 def planned(shares, n_ubatch=512):
     rows = [{"name": n, "gg": shares.get(n, 0.0), "cg": 0.0, "cc": 1 - shares.get(n, 0.0)} for n in NAMES]
-    plan = {"operators": rows, "workload": {"n_ubatch": n_ubatch}}
+    plan = {"operators": rows, "workload": {"n_ubatch": n_ubatch}, "n_gpu_layers": 0}
     return ArmSpec("oato", SETTING, plan=plan, plan_fingerprint="f" * 64)
 
 
 CPU, NGL, THIRD = stock("stock-cpu", 0), stock("stock-ngl", 99), stock("third", 2)
-REPORTS = {"stock-cpu": report(), "stock-ngl": report(*NAMES, n_gpu_layers=99), "third": report(*LAST_LAYER)}
+REPORTS = {"stock-cpu": report(), "stock-ngl": report(*NAMES), "third": report(*LAST_LAYER)}
 
 
 @dataclass
@@ -137,9 +133,6 @@ class Arm:
     def close(self):
         self.world.said.append(("close", self.name))
 
-    def kill(self):
-        self.world.said.append(("kill", self.name))
-
 
 def compare(world, arms=(CPU, NGL), tests=(PP,), n_rounds=2, room=1 << 40, on_partial=lambda result: None, **options):
     bench = Bench(arms, tests, OPERATORS, N_LAYER, n_rounds, **options)
@@ -186,7 +179,7 @@ def test_arms_that_do_not_fit_together_are_loaded_for_each_turn(why):
     for what, who in world.said:
         if what == "load":
             alive.add(who)
-        elif what in ("close", "kill"):
+        elif what == "close":
             alive.discard(who)
         assert len(alive) <= 1 or refusals == []
     measured = world.asked("measure")
@@ -202,7 +195,7 @@ def test_ctrl_c_leaves_the_complete_blocks():
 
     world, partial = World(turn), []
     result = compare(world, on_partial=partial.append)
-    assert result.interrupted and ("kill", "stock-cpu") in world.said
+    assert result.interrupted and ("close", "stock-cpu") in world.said
     assert [len(each.series[0].kept) for each in (*partial, result)] == [1, 1]
 
 
@@ -218,7 +211,7 @@ def test_a_deadline_leaves_the_complete_blocks_and_ends_every_process():
     assert not result.interrupted
     assert [len(series.kept) for series in result.series] == [1]
     assert now == [4.5], "the turn under way is the last"
-    assert world.said[-2:] == [("kill", "stock-cpu"), ("kill", "stock-ngl")]
+    assert world.said[-2:] == [("close", "stock-cpu"), ("close", "stock-ngl")]
 
 
 def test_a_process_that_does_not_answer_in_time_is_out_of_time():
@@ -227,7 +220,7 @@ def test_a_process_that_does_not_answer_in_time_is_out_of_time():
         with pytest.raises(OutOfTime, match="arm stock-cpu"):
             arm.load(())
     finally:
-        arm.kill()
+        arm.close()
 
 
 def test_an_arm_that_computes_out_of_turn_is_named():
@@ -370,13 +363,13 @@ def test_an_arm_that_did_not_do_what_it_says_is_noticed(spec, read_back, problem
 
 def test_arms_that_are_the_same_are_found_whatever_they_are_called():
     a = report(*LAST_LAYER)
-    b = replace(a, n_gpu_layers=7, facts={"gpu_info": a.facts.get("gpu_info")})
+    b = replace(a, facts={"gpu_info": a.facts.get("gpu_info")})
     other = replace(a, facts={"gpu_info": "another of several cards"})
     assert same_as([("stock-ngl", a), ("auto", b), ("stock-fit@1", other), ("stock-cpu", report())]) == {
         "auto": "stock-ngl"
     }
     for change in (
-        {"flash_attn": False}, {"n_threads": 2}, {"n_ubatch": 64}, {"type_k": "q8_0"}, {"buffers": {"CPU": (1, 2, 3)}},
+        {"flash_attn": False}, {"n_threads": 2}, {"n_ubatch": 64}, {"buffers": {"CPU": (1, 2, 3)}},
         {"layouts": dict.fromkeys(NAMES, "CPU")}, {"device_share": {"output.weight": 0.5}},
     ):  # fmt: skip
         assert same_as([("a", report()), ("b", report(**change))]) == {}, change
