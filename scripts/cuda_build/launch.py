@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import site
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from setup_env import digest_files, native_sources
 
 from cuda_build.pack import install_entry_points, install_native, read_manifest, run_environment, unpack
-from cuda_build.toolkit import site_folders
 from oallama.setup.console import SetupError
 
 
@@ -59,5 +60,6 @@ def chosen(root: Path, device: str, pack: Path | None, env: Mapping[str, str]) -
 def cuda_folders() -> list[Path]:
     """Folders where cuBLAS and the CUDA run-time may be: this Python's nvidia packages, then the toolkit's own
     places."""
-    places = [Path(folder, "nvidia", "cu13", "lib") for folder in dict.fromkeys(site_folders())]
+    sites = dict.fromkeys([*site.getsitepackages(), sysconfig.get_path("purelib"), site.getusersitepackages()])
+    places = [Path(folder, "nvidia", "cu13", "lib") for folder in sites]
     return [place for place in (*places, Path("/usr/local/cuda/lib64")) if place.is_dir()]

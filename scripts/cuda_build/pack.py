@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cuda_build.recipe import best_cpu_variant
 from oallama.core.files import read_toml
 from oallama.setup.console import SetupError, capture
 from oallama.setup.machine import this_cpu
 
-from .recipe import best_cpu_variant
-
 ARCHIVE, MANIFEST = "pack.tar.xz", "manifest.json"
+LIMIT_BYTES = 60 << 20  # that travel
 
 
 def copy_libraries(folder: Path, names: Iterable[str], to: Path) -> None:
@@ -44,46 +44,29 @@ def strip(folder: Path, env: Mapping[str, str]) -> None:
         capture(["strip", "--strip-unneeded", *native], env, 120.0)
 
 
-def folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-
-
-def write_pack(tree: Path, manifest: Mapping[str, Any], out: Path, limit_bytes: int) -> int:
+def write_pack(tree: Path, manifest: Mapping[str, Any], out: Path) -> int:
     """Compress `tree`, with the manifest, into `out`. Returns the pack's bytes. Raises SetupError, leaving no pack,
-    where it would be above `limit_bytes`, too large to travel."""
+    where it would be above LIMIT_BYTES."""
     out.mkdir(parents=True, exist_ok=True)
     (out / ARCHIVE).unlink(missing_ok=True)
-    sizes = {path.name: folder_bytes(path) for path in sorted(tree.iterdir()) if path.is_dir()}
-    text = json.dumps({**manifest, "unpacked_bytes": sizes}, indent=1) + "\n"
-    (tree / MANIFEST).write_text(text, encoding="utf-8")
+    (tree / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     draft = out / f"{ARCHIVE}.part"
     with tarfile.open(draft, "w:xz", preset=6) as tar:
         for path in sorted(tree.iterdir()):
-            tar.add(path, path.name, filter=_anonymous)
+            tar.add(path, path.name)
     n_bytes = draft.stat().st_size
-    if n_bytes > limit_bytes:
+    if n_bytes > LIMIT_BYTES:
         draft.unlink()
         raise SetupError(
-            f"the pack would be {n_bytes / 2**20:.1f} MiB, above the limit of {limit_bytes / 2**20:.0f} MiB: "
-            "give fewer architectures with --arch, or omit flash attention with --no-fa"
+            f"the pack would be {n_bytes / 2**20:.1f} MiB, above the limit of {LIMIT_BYTES / 2**20:.0f} MiB: "
+            "give fewer architectures with --arch"
         )
     draft.replace(out / ARCHIVE)
     return n_bytes
 
 
-def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Nobody's files of no time: the same inputs make the same archive."""
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = ""
-    entry.mtime = 0
-    return entry
-
-
 def unpack(pack: Path, to: Path) -> Path:
-    """The folder of a pack: `pack` itself where it is one, else its archive unpacked into `to`, once. Raises
-    SetupError."""
-    if (pack / "lib").is_dir():
-        return pack
+    """Unpack a pack, a folder or its archive, into `to`, once. Returns `to`. Raises SetupError."""
     archive = pack / ARCHIVE if pack.is_dir() else pack
     if not archive.is_file():
         raise SetupError(f"{pack} has no {ARCHIVE}: run scripts/build_cuda, or name the folder that it wrote")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from oallama.core.errors import UsageError
 from oallama.setup.build import RELEASE_FLAGS
 
 DEFAULT_ARCHITECTURES = "90a"  # H100 and H200
-LIMIT_BYTES = 60 << 20
+PYTHON = "3.12"  # of the other machine
 
 TOOLKIT_WHEELS = (
     "nvidia-cuda-nvcc==13.0.88",
@@ -35,6 +36,17 @@ PYTHON_PARTS = (
 )  # fmt: skip
 """What oallama, llama-cpp-python and the tests of cards import. numpy is left out: 17 MB, and whoever has torch has
 it."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """Targets of one source tree with CMake's flags. Kept in `folder`, so that a build that was cut short goes on."""
+
+    what: str  # is compiled, in words
+    source: Path
+    folder: Path
+    flags: tuple[str, ...]
+    targets: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -100,7 +112,7 @@ _COMMON = (
 )
 
 
-def cuda_flags(architectures: Sequence[str], flash_attention: bool) -> tuple[str, ...]:
+def cuda_flags(architectures: Sequence[str]) -> tuple[str, ...]:
     """CMake's arguments for the main build, toolkit excepted.
 
     GGML_CUDA_NO_VMM: libcuda, which only a driver brings, is then not needed to link. Flash attention for F16 KV only:
@@ -114,7 +126,7 @@ def cuda_flags(architectures: Sequence[str], flash_attention: bool) -> tuple[str
         "-DGGML_CUDA_NCCL=OFF",
         "-DGGML_CUDA_GRAPHS=ON",
         "-DGGML_CUDA_COMPRESSION_MODE=size",
-        f"-DGGML_CUDA_FA={'ON' if flash_attention else 'OFF'}",
+        "-DGGML_CUDA_FA=ON",
         "-DGGML_CUDA_FA_QUANTS=f16-f16",
         "-DGGML_RPC=ON",
         "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--allow-shlib-undefined",  # of cuBLAS not all is here: the programs run elsewhere

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import sysconfig
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuda_build.recipe import TOOLKIT_WHEELS
 from oallama.setup.console import Console, SetupError, Step, capture, run
-
-from .recipe import TOOLKIT_WHEELS
 
 _LEFT_OUT = ("libcublasLt", "libnvblas", "libcublas_static", "libcublasLt_static")
 """Not needed to link, and 400 MB."""
@@ -39,13 +37,6 @@ def toolkit_in(root: Path, env: Mapping[str, str]) -> Toolkit:
     if not (root / "include" / "cublas_v2.h").is_file() or not any(root.glob("lib*/libcublas.so*")):
         raise SetupError(f"no cuBLAS in {root}: name a CUDA 13 toolkit that has it with --cuda")
     return Toolkit(root, version[1])
-
-
-def site_folders() -> list[str]:
-    """Folders of this Python's packages; NVIDIA's have a CUDA of their own, nvidia/cu13."""
-    import site
-
-    return [*site.getsitepackages(), sysconfig.get_path("purelib"), site.getusersitepackages()]
 
 
 def assemble(console: Console, step: Step, python: Path, work: Path, env: Mapping[str, str]) -> Path:
