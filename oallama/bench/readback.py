@@ -19,7 +19,6 @@ from oallama.core.types import CPU_DEVICE
 from oallama.device.load_params import load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import list_devices
-from oallama.run.stock import Side
 
 _CONTEXT_TOKENS = 32
 _MUL_MATS = ("MUL_MAT", "MUL_MAT_ID")
@@ -36,8 +35,7 @@ class SeenGraph:
 def load_report(loaded: LoadedModel, operators: Collection[str]) -> LoadReport:
     graph = seen_graph(loaded.model, loaded.params, frozenset(operators))
     device_bytes, host_bytes = loaded.held_bytes()
-    shares = loaded.device_share
-    places = {name: _place(*where) for name, where in graph.weights.items()}
+    shares = {name: _share(loaded, name, *where) for name, where in graph.weights.items()}
     by_memory: dict[str, tuple[int, int, int]] = {}
     several = "," in loaded.device
     for row in loaded.buffers():
@@ -49,9 +47,8 @@ def load_report(loaded: LoadedModel, operators: Collection[str]) -> LoadReport:
         device=loaded.device,
         device_bytes=device_bytes,
         host_bytes=host_bytes,
-        places=places,
-        layouts={name: where[0] for name, where in graph.weights.items() if places[name] == "host"},
-        device_share={name: shares[name] for name, place in places.items() if place == "split" and name in shares},
+        shares=shares,
+        layouts={name: where[0] for name, where in graph.weights.items() if shares[name] < 1},
         buffers=by_memory,
         n_batch=int(params.n_batch),
         n_ubatch=int(params.n_ubatch),
@@ -128,10 +125,11 @@ def buffer_place(ggml: Any) -> Callable[[int], tuple[str, str, bool]]:
     return where
 
 
-def _place(buft: str, device: str, is_host: bool) -> Side:
+def _share(loaded: LoadedModel, name: str, buft: str, device: str, is_host: bool) -> float:
+    """The share of an operator's weight on the device: by its buffer, or of a split operator as it was loaded."""
     if buft.upper().startswith(PLUGIN_PREFIX):
-        return "split"
-    return "host" if is_host or device in ("", CPU_DEVICE) else "device"
+        return loaded.device_share[name]
+    return float(not is_host and device not in ("", CPU_DEVICE))
 
 
 def bench_facts(loaded: LoadedModel) -> dict[str, Any]:

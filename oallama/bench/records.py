@@ -12,7 +12,7 @@ from typing import Any
 from oallama.core.types import Draft, Operator
 from oallama.device.emulated_link import Punctuality
 from oallama.device.load_params import LoadSettings
-from oallama.run.stock import Cap, Side, StockPlacement
+from oallama.run.stock import Cap, StockPlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +107,15 @@ class ArmSpec:
 class LoadReport:
     """The read-back of an arm's process after the load. Bytes are those that llama.cpp holds.
 
-    places: operator -> where its weight is, as seen in a real decode; device_share: of each split operator. buffers:
-    bytes of weights, KV and compute in each kind of memory, to tell configurations apart.
+    shares: operator -> share of its weight on the device, as seen in a real decode. buffers: bytes of weights, KV and
+    compute in each kind of memory, to tell configurations apart.
     """
 
     device: str  # ggml's name, of several between commas, "none" without one
     device_bytes: int
     host_bytes: int
-    places: Mapping[str, Side]
-    layouts: Mapping[str, str]  # operator in host memory -> buffer type that holds it
-    device_share: Mapping[str, float]
+    shares: Mapping[str, float]
+    layouts: Mapping[str, str]  # operator that is not whole on the device -> buffer type that holds it
     buffers: Mapping[str, tuple[int, int, int]]
     n_batch: int
     n_ubatch: int

@@ -61,7 +61,7 @@ def _row(result: BenchResult, series: Series, index: int) -> Row:
         "arm": arm.spec.name,
         "device_bytes": arm.report.device_bytes,
         "host_bytes": arm.report.host_bytes,
-        "operator_bytes_on_device": bytes_at(result.operators, arm.report.places, arm.report.device_share),
+        "operator_bytes_on_device": bytes_at(result.operators, arm.report.shares),
         "cap_device_bytes": arm.spec.setting.cap.device_bytes,
         "cap_operator_bytes": arm.spec.setting.cap.operator_bytes,
         "flash_attn_used": int(arm.report.flash_attn),
@@ -176,14 +176,13 @@ def _overrides_text(arm: ArmResult) -> str:
 
 
 def _placement(arm: ArmResult) -> dict[str, Any]:
-    report = arm.report
-    names_by_place: dict[str, Any] = {"device": [], "host": [], "split": {}}
-    for name, place in report.places.items():
-        if place == "split":
-            names_by_place["split"][name] = report.device_share.get(name)
-        else:
-            names_by_place[place].append(name)
-    return names_by_place
+    """Names of operators on the device and on the host, and shares of split operators."""
+    shares = arm.report.shares
+    return {
+        "device": [name for name, share in shares.items() if share == 1],
+        "host": [name for name, share in shares.items() if share == 0],
+        "split": {name: share for name, share in shares.items() if 0 < share < 1},
+    }
 
 
 #

@@ -15,7 +15,7 @@ from oallama.bench.schedule import MAX_DRIFT, unsteady
 from oallama.core.types import Operator
 from oallama.core.units import format_bytes
 from oallama.report.text import plural
-from oallama.run.stock import Cap, bytes_at, expected_places
+from oallama.run.stock import Cap, bytes_at, expected_on_device
 
 TOLERANCE = 0.01  # of a cap, and of an operator's share on the device
 BUSY_IDLE = 0.05  # CPUs' worth of time that an arm may use while it is not its turn
@@ -33,9 +33,8 @@ def problems(spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n
 def configuration(report: LoadReport) -> Hashable:
     """A key that is equal for arms with the same weights, buffers and parameters, beside those that all arms share."""
     return (
-        tuple(sorted(report.places.items())),
+        tuple(sorted(report.shares.items())),
         tuple(sorted(report.layouts.items())),
-        tuple(sorted(report.device_share.items())),
         tuple(sorted(report.buffers.items())),
         (report.n_batch, report.n_ubatch, report.n_threads, report.flash_attn),
         report.facts.get("gpu_info") if report.device_bytes else "",  # of several devices, which
@@ -101,20 +100,17 @@ def _backend_problems(spec: ArmSpec, report: LoadReport) -> list[str]:
 
 
 def _placement_problems(spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n_layer: int) -> list[str]:
-    unseen = [operator.name for operator in operators if operator.name not in report.places]
+    unseen = [operator.name for operator in operators if operator.name not in report.shares]
     if unseen:
         return [f"could not read back where {_some(unseen)} lies"]
     expected = expected_shares(spec, operators, n_layer)
-    unknown = [name for name, place in report.places.items() if place == "split" and name not in report.device_share]
-    if unknown:
-        return [f"could not read back how {_some(unknown)} is split"]
-    wrong = [name for name, share in expected.items() if abs(device_share(report, name) - share) > TOLERANCE]
+    wrong = [name for name, share in expected.items() if abs(report.shares[name] - share) > TOLERANCE]
     if not wrong:
         return []
     name = wrong[0]
     return [
         f"{_some(wrong)} is not placed as specified: {expected[name]:.0%} of {name} should be on the device, "
-        f"but {device_share(report, name):.0%} is"
+        f"but {report.shares[name]:.0%} is"
     ]
 
 
@@ -123,8 +119,7 @@ def expected_shares(spec: ArmSpec, operators: Sequence[Operator], n_layer: int) 
     if spec.stock is not None:
         if spec.setting.load.device == "none":
             return {operator.name: 0.0 for operator in operators}
-        places = expected_places(operators, n_layer, spec.stock)
-        return {name: float(place == "device") for name, place in places.items()}
+        return {**expected_on_device(operators, n_layer, spec.stock)}
     assert spec.plan is not None
     rows: Sequence[Mapping[str, Any]] = spec.plan["operators"]
     n_expert = {operator.name: operator.shape[2] for operator in operators}
@@ -132,11 +127,6 @@ def expected_shares(spec: ArmSpec, operators: Sequence[Operator], n_layer: int) 
         str(row["name"]): float(row["gg"]) + len(row.get("hot_experts", ())) / n_expert[str(row["name"])]
         for row in rows
     }
-
-
-def device_share(report: LoadReport, name: str) -> float:
-    """The measured share of an operator's weight on the device."""
-    return {"device": 1.0, "host": 0.0}.get(report.places[name], report.device_share.get(name, 0.0))
 
 
 def _cap_problems(report: LoadReport, operators: Sequence[Operator], cap: Cap) -> list[str]:
@@ -151,7 +141,7 @@ def _cap_problems(report: LoadReport, operators: Sequence[Operator], cap: Cap) -
         if used > n_bytes * (1 + TOLERANCE):
             sentences.append(f"it holds {format_bytes(used)} on {name} but only {format_bytes(n_bytes)} may be used")
     if cap.operator_bytes is not None:
-        used = bytes_at(operators, report.places, report.device_share)
+        used = bytes_at(operators, report.shares)
         if used > cap.operator_bytes * (1 + TOLERANCE):
             sentences.append(
                 f"it has {format_bytes(used)} of weights on {report.device} but --gpu-weights allows "

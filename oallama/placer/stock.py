@@ -19,7 +19,7 @@ from oallama.planner.placement import VerifiedPlan
 from oallama.planner.policies.registry import Request
 from oallama.planner.policies.stock import FIT, STOCK_MODES, most_promising
 from oallama.run.fit import FitStep, fit_under
-from oallama.run.stock import Cap, StockPlacement, expected_places
+from oallama.run.stock import Cap, StockPlacement, expected_on_device
 
 if TYPE_CHECKING:
     from oallama.placer.placer import Placer
@@ -51,8 +51,8 @@ def stock_plan(
     """Stock llama.cpp's placement, attention and choice of host memory as a Plan: the configuration of the stock arm.
     measure: as in Placer.plan. name: of the policy."""
     n_layer = placer.model.n_layer
-    places = expected_places(placer.operators, n_layer, placement)
-    on_device = tuple(name for name, place in places.items() if place == "device")
+    places = expected_on_device(placer.operators, n_layer, placement)
+    on_device = tuple(name for name, is_on_device in places.items() if is_on_device)
     gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
     given = Given(on_device, gpu_layers, name, placement.options, placement.device_layers)
     workload = replace(workload, n_ubatch=placement.n_ubatch or workload.n_ubatch)

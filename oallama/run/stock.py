@@ -8,16 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from oallama.core.types import CPU_DEVICE, Operator, StockOptions
 from oallama.device.load_params import LoadSettings
 from oallama.model.validate import LLAMA_MAX_LAYERS
 from oallama.plan.export import stock_flags
 from oallama.planner.placement import Placement, n_gpu_layers
-
-Side = Literal["device", "host", "split"]
-"""Where an operator's weight is: all on the device, all in host memory, or in parts on both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,33 +85,29 @@ def expert_overrides(n_layers: int) -> tuple[tuple[str, str], ...]:
     return tuple((rf"blk\.{layer}{EXPERTS}", "CPU") for layer in range(min(n_layers, LLAMA_MAX_LAYERS)))
 
 
-def expected_places(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> dict[str, Side]:
-    """Operator -> where -ngl and -ot place it: the last layers (the output counts as one) on the device, except for
+def expected_on_device(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> dict[str, bool]:
+    """Operator -> whether -ngl and -ot place it on the device: the last layers (the output counts as one), except for
     overrides. n_gpu_layers below 0: all. Raises re.error for a bad pattern."""
     on_host = [re.compile(pattern) for pattern, where in placement.overrides if where == CPU_DEVICE]
     first = 0 if placement.n_gpu_layers < 0 else n_layer + 1 - placement.n_gpu_layers
 
-    def place(operator: Operator) -> Side:
-        host = operator.layer_in(n_layer) < first or any(pattern.search(operator.name) for pattern in on_host)
-        return "host" if host else "device"
+    def is_on_device(operator: Operator) -> bool:
+        return operator.layer_in(n_layer) >= first and not any(pattern.search(operator.name) for pattern in on_host)
 
-    return {operator.name: place(operator) for operator in operators}
+    return {operator.name: is_on_device(operator) for operator in operators}
 
 
 def effect_of(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> Hashable:
     """A key that is equal for options with the same effect."""
-    options, places = placement.options, expected_places(operators, n_layer, placement)
+    options, places = placement.options, expected_on_device(operators, n_layer, placement)
     return tuple(places.items()), placement.device_layers, options.no_host, options.moe_cache_bytes, placement.n_ubatch
 
 
 def operator_bytes_on_device(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> int:
     """Bytes of operators' weights that the options put on the device."""
-    return bytes_at(operators, expected_places(operators, n_layer, placement), {})
+    return bytes_at(operators, expected_on_device(operators, n_layer, placement))
 
 
-def bytes_at(operators: Sequence[Operator], places: Mapping[str, Side], device_share: Mapping[str, float]) -> int:
-    """Bytes of operators' weights on the device; of a split one, its share."""
-    share = {"device": 1.0, "host": 0.0}
-    return round(
-        sum(o.bytes * share.get(places[o.name], device_share.get(o.name, 0.0)) for o in operators if o.name in places)
-    )
+def bytes_at(operators: Sequence[Operator], shares: Mapping[str, float]) -> int:
+    """Bytes of operators' weights on the device. shares: operator -> share of its weight there."""
+    return round(sum(operator.bytes * shares.get(operator.name, 0.0) for operator in operators))

@@ -40,7 +40,7 @@ from oallama.model.operators import operators
 from oallama.placer import Placer
 from oallama.placer.stock import stock_plan
 from oallama.run.fit import fit_under
-from oallama.run.stock import Cap, StockPlacement, expected_places, expert_overrides
+from oallama.run.stock import Cap, StockPlacement, expected_on_device, expert_overrides
 
 LLAMA_BENCH_FIELDS = (
     "build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename", "model_type",
@@ -106,8 +106,8 @@ def test_stock_llama_cpp_puts_weights_where_its_options_say(
     placement: StockPlacement, model: Path, ops: tuple[Operator, ...]
 ) -> None:
     report = read_back(setting(model, WORKER), placement, ops)
-    assert report.places == expected_places(ops, N_LAYER, placement)
-    on_device = sum(o.bytes for o in ops if report.places[o.name] == "device")
+    assert report.shares == expected_on_device(ops, N_LAYER, placement)
+    on_device = sum(o.bytes for o in ops if report.shares[o.name])
     # norms of the layers there, and the embeddings' copy that an output brings, come on top
     assert report.buffers.get("device", (0, 0, 0))[0] >= on_device
     assert report.device == "RPC0"
@@ -118,7 +118,7 @@ def test_what_is_read_back_is_what_the_context_has(model: Path, ops: tuple[Opera
     report = read_back(asked, StockPlacement(0), ops)
     assert (report.n_batch, report.n_ubatch, report.n_threads) == (128, 64, 1)
     assert report.flash_attn and report.device_bytes == 0
-    assert set(report.layouts) == set(report.places)
+    assert set(report.layouts) == set(report.shares)
     assert not read_back(asked.changed(attention=Attention("off")), StockPlacement(0), ops).flash_attn
 
 
@@ -209,8 +209,8 @@ def test_fit_spills_experts_first(moe: Path) -> None:
     full = read_back(on_worker, StockPlacement(99), ops).device_bytes
     placement, _ = fit_under(Cap(full - 1), ops, on_worker.load)
     report = read_back(on_worker, placement, ops)
-    assert report.places == expected_places(ops, 2, placement) and report.device_bytes < full
-    host = [name for name, place in report.places.items() if place == "host"]
+    assert report.shares == expected_on_device(ops, 2, placement) and report.device_bytes < full
+    host = [name for name, share in report.shares.items() if not share]
     assert host and all("ffn" in name for name in host)
 
 
@@ -261,7 +261,7 @@ def test_no_host_keeps_host_weights_in_the_layouts_of_the_cpu(model: Path, ops: 
     report = read_back(card, placement, ops)
     assert not problems(ArmSpec("stock-no-host", card, placement), report, ops, N_LAYER)
     plain = read_back(card, replace(placement, options=StockOptions()), ops)
-    assert report.places == plain.places and report.layouts and configuration(report) != configuration(plain)
+    assert report.shares == plain.shares and report.layouts and configuration(report) != configuration(plain)
     assert set(plain.layouts.values()) == {"CPU_Mapped"} and "CPU_Mapped" not in report.layouts.values()
 
 

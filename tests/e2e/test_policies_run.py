@@ -35,7 +35,7 @@ from oallama.plan.plan import Plan
 from oallama.profile.routing import write_routing
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.run.plugin_report import ask_report
-from oallama.run.stock import expected_places
+from oallama.run.stock import expected_on_device
 
 pytestmark = pytest.mark.usefixtures("no_alloc_loader", "kept_engines")
 
@@ -287,10 +287,9 @@ def test_arms_of_a_bench_may_be_these_policies(models: Path) -> None:
     maker = ArmMaker(placer, shared_setting(placer, tests), tests)
     stock, fit, hetegen = (maker.make(name) for name in ("stock-fit", "fit", "hetegen"))
     assert stock.stock is not None and fit.plan is not None and hetegen.plan is not None
-    places = expected_places(placer.operators, placer.model.n_layer, stock.stock)
-    assert set(places.values()) == {"device", "host"}
-    on_device = {row["name"]: row["gg"] == 1 for row in fit.plan["operators"]}
-    assert on_device == {name: place == "device" for name, place in places.items()}
+    on_device = expected_on_device(placer.operators, placer.model.n_layer, stock.stock)
+    assert set(on_device.values()) == {True, False}
+    assert on_device == {row["name"]: row["gg"] == 1 for row in fit.plan["operators"]}
     assert (fit.plan["policy"], hetegen.plan["policy"]) == ("fit", "hetegen")
 
 

@@ -24,7 +24,7 @@ from oallama.core.errors import DeviceError, OutOfTime, UsageError
 from oallama.core.types import Operator, StockOptions
 from oallama.device.load_params import LoadSettings
 from oallama.run.fit import shrink_until_fits
-from oallama.run.stock import Cap, StockPlacement, expected_places, expert_overrides, operator_bytes_on_device
+from oallama.run.stock import Cap, StockPlacement, expected_on_device, expert_overrides, operator_bytes_on_device
 
 N_LAYER = 2
 OPERATORS = (
@@ -48,14 +48,13 @@ FACTS = {
 
 def report(*on_device, **changes):
     """What an arm reads back that has these operators on the device."""
-    places = {name: "device" if name in on_device else "host" for name in NAMES}
+    shares = {name: float(name in on_device) for name in NAMES}
     made = LoadReport(
         device="RPC0" if on_device else "none",
         device_bytes=sum(o.bytes for o in OPERATORS if o.name in on_device),
         host_bytes=10_000,
-        places=places,
-        layouts={name: "CPU_REPACK" for name, place in places.items() if place == "host"},
-        device_share={},
+        shares=shares,
+        layouts={name: "CPU_REPACK" for name, share in shares.items() if not share},
         buffers={"CPU": (10_000, 0, 0)},
         n_batch=2048,
         n_ubatch=512,
@@ -334,7 +333,7 @@ def test_options_that_fail_or_do_something_else_have_a_fault():
 # ---- arms that are not what they say
 
 HALF = planned({DOWN: 0.5})
-SPLIT = report(places={**report().places, DOWN: "split"}, device_share={DOWN: 0.5})
+SPLIT = report(shares={**report().shares, DOWN: 0.5})
 LAST, ON_LAST = stock("stock-ngl", 2), report(*LAST_LAYER)
 
 
@@ -346,9 +345,8 @@ LAST, ON_LAST = stock("stock-ngl", 2), report(*LAST_LAYER)
         (LAST, report("output.weight"), "blk.1.attn_q.weight and 1 more is not placed as specified: 100%"),
         (LAST, replace(ON_LAST, plugins=("OALLAMA",)), "stock arm but has OALLAMA"),
         (CPU, report(device_bytes=4096), "it should use no device but holds 4 KiB on one"),
-        (CPU, report(places={}), "could not read back"),
-        (HALF, replace(SPLIT, device_share={DOWN: 0.25}), f"50% of {DOWN} should be on the device, but 25% is"),
-        (HALF, replace(SPLIT, device_share={}), f"could not read back how {DOWN} is split"),
+        (CPU, report(shares={}), "could not read back"),
+        (HALF, report(shares={**report().shares, DOWN: 0.25}), f"50% of {DOWN} should be on the device, but 25% is"),
         (planned(dict.fromkeys(LAST_LAYER, 1.0)), report(*LAST_LAYER[:2]), "output.weight is not placed as specified"),
         (stock("capped", 2, Cap(5000)), ON_LAST, ""), (stock("capped", 2, Cap(None, 5000)), ON_LAST, ""),
         (stock("capped", 2, Cap(4960, 4960)), ON_LAST, ""),  # within a hundredth
@@ -370,16 +368,16 @@ def test_arms_that_are_the_same_are_found_whatever_they_are_called():
     }
     for change in (
         {"flash_attn": False}, {"n_threads": 2}, {"n_ubatch": 64}, {"buffers": {"CPU": (1, 2, 3)}},
-        {"layouts": dict.fromkeys(NAMES, "CPU")}, {"device_share": {"output.weight": 0.5}},
+        {"layouts": dict.fromkeys(NAMES, "CPU")}, {"shares": {**report().shares, "output.weight": 0.5}},
     ):  # fmt: skip
         assert same_as([("a", report()), ("b", report(**change))]) == {}, change
 
 
 def test_overrides_go_before_layers_and_ncmoe_keeps_experts_of_the_first_layers():
     placement = StockPlacement(99, ((r"blk\.0\.ffn_down", "CPU"),))
-    places = expected_places(OPERATORS, N_LAYER, placement)
-    assert [name for name, place in places.items() if place == "host"] == [DOWN]
-    assert expected_places(OPERATORS, N_LAYER, StockPlacement(-1)) == dict.fromkeys(NAMES, "device")
+    on_device = expected_on_device(OPERATORS, N_LAYER, placement)
+    assert [name for name, is_there in on_device.items() if not is_there] == [DOWN]
+    assert expected_on_device(OPERATORS, N_LAYER, StockPlacement(-1)) == dict.fromkeys(NAMES, True)
     assert operator_bytes_on_device(OPERATORS, N_LAYER, placement) == 6000
     experts = [
         Operator(f"blk.{layer}.{role}.weight", layer, role, "MUL_MAT_ID", "Q4_0", (32, 32, 4), 100, 0.5)
@@ -387,8 +385,8 @@ def test_overrides_go_before_layers_and_ncmoe_keeps_experts_of_the_first_layers(
         for role in ("ffn_up_exps", "ffn_gate_inp", "ffn_down_chexps", "ffn_up_shexp")
     ]
     options = StockOptions(n_cpu_moe=1)
-    places = expected_places(experts, 11, StockPlacement(99, expert_overrides(1), options))
-    on_host = [name for name, place in places.items() if place == "host"]
+    on_device = expected_on_device(experts, 11, StockPlacement(99, expert_overrides(1), options))
+    on_host = [name for name, is_there in on_device.items() if not is_there]
     assert on_host == ["blk.0.ffn_up_exps.weight", "blk.0.ffn_down_chexps.weight"]
 
 
