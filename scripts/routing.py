@@ -129,24 +129,17 @@ def _symmetric(odds: Floats, n_used: int) -> Floats:
     return table
 
 
-def traced(path: Path, n_layer: int | None, n_skip: int) -> dict[int, list[Row]]:
-    """Rows of the conversations of an .npz, one behind the other, of the first layers, without the first tokens. Raises
-    ValueError if it has none."""
+def traced(path: Path, n_layer: int | None) -> dict[int, list[Row]]:
+    """Rows of the conversations of an .npz, one behind the other, of the first layers. Raises ValueError if it
+    has none."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             conversations = [arrays[name] for name in sorted(arrays.files)]
     except (ValueError, EOFError, zipfile.BadZipFile):
         raise ValueError(f"{path} is not an .npz of arrays") from None
-    shapes = {
-        conversation.shape[1:]
-        for conversation in conversations
-        if conversation.ndim == 3 and conversation.dtype.kind in "iu"
-    }
-    if len(shapes) != 1 or any(conversation.ndim != 3 for conversation in conversations):
-        raise ValueError(f"{path} must have arrays of whole numbers [token, layer, rank], of one model")
-    tokens = np.concatenate(conversations)[n_skip:, :n_layer]
-    if not len(tokens):
-        raise ValueError(f"{path} has no token after the first {n_skip}")
+    if any(conversation.ndim != 3 or conversation.dtype.kind not in "iu" for conversation in conversations):
+        raise ValueError(f"{path} must have arrays of whole numbers [token, layer, rank]")
+    tokens = np.concatenate(conversations)[:, :n_layer]
     return {layer: [tuple(row) for row in tokens[:, layer].tolist()] for layer in range(tokens.shape[1])}
 
 
@@ -181,11 +174,8 @@ def first_and_second(routing: Routing) -> tuple[Routing, Routing]:
     """Halve each layer's tokens. Raises ValueError if a half has none."""
     if any(len(rows) < 2 for rows in routing.values()):
         raise ValueError("each layer needs at least two tokens for two halves")
-    cuts = {layer: len(rows) // 2 for layer, rows in routing.items()}
-    return (
-        {layer: rows[: cuts[layer]] for layer, rows in routing.items()},
-        {layer: rows[cuts[layer] :] for layer, rows in routing.items()},
-    )
+    first = {layer: rows[: len(rows) // 2] for layer, rows in routing.items()}
+    return first, {layer: rows[len(rows) // 2 :] for layer, rows in routing.items()}
 
 
 def counts_of(routing: Routing, fingerprint: str, n_layer: int, n_expert: int, n_used: int) -> Counts:
@@ -242,7 +232,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     traces_command = commands.add_parser("traces", help="recorded routing of a real model, in its order")
     traces_command.add_argument("file", type=Path)
     traces_command.add_argument("--layers", type=int, help="number of layers; default all")
-    traces_command.add_argument("--skip", type=int, default=0, metavar="TOKENS", help="skip the first N; default 0")
     traces_command.set_defaults(run=_traces)
     for command in (draw_command, keep_command, traces_command):
         command.add_argument("-o", "--output", type=Path, required=True)
@@ -268,9 +257,7 @@ def _keep(options: argparse.Namespace) -> int:
 
 
 def _traces(options: argparse.Namespace) -> int:
-    if options.skip < 0 or (options.layers is not None and options.layers < 1):
-        raise ValueError("--layers must be at least 1, and --skip at least 0")
-    write_routing(options.output, traced(options.file, options.layers, options.skip), f"seen: {options.file.name}")
+    write_routing(options.output, traced(options.file, options.layers), f"seen: {options.file.name}")
     return 0
 
 
