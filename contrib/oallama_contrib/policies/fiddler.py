@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 
 from oallama.core.errors import UsageError
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase
-from oallama.cost.passes import passes
 from oallama.cost.slices import Pricing
 from oallama.cost.whole import Costs
 from oallama.planner.affinity import fill
@@ -43,23 +41,16 @@ def experts_last(costs: Costs, operators: Sequence[Operator], first_device_layer
     return placed_whole(costs, [i in chosen for i in range(len(operators))], first_device_layer)
 
 
-def copied_from(cut_blocks: CutBlocks, pricing: Pricing, max_tokens: int, more_sizes: Sequence[int] = ()) -> int | None:
+def copied_from(cut_blocks: CutBlocks, pricing: Pricing, max_tokens: int) -> int | None:
     """The fewest tokens of a batch from which on, up to max_tokens, all of them take less on the device, with the
-    weights copied there, than on the CPU. None: no batch does. more_sizes: batch sizes to look at."""
-
+    weights copied there, than on the CPU. None: no batch does."""
     blocks = count_blocks(cut_blocks)
 
     def pays(n: int) -> bool:
         return counted_seconds(blocks, pricing, n, n) < counted_seconds(blocks, pricing, n, 0)
 
-    powers = (2**i for i in range(max_tokens.bit_length()))
-    lengths = sorted({*powers, max_tokens, *(n for n in more_sizes if n <= max_tokens)})
-    paying = list(takewhile(pays, reversed(lengths)))
-    if not paying:
-        return None
-    longest_not_paying = lengths[-len(paying) - 1] if len(paying) < len(lengths) else 0
-    candidates = range(longest_not_paying + 1, paying[-1])  # of these the larger ones pay
-    return longest_not_paying + 1 + bisect_left(candidates, True, key=pays)
+    first = 1 + bisect_left(range(1, max_tokens + 1), True, key=pays)
+    return first if first <= max_tokens else None
 
 
 def token_table(first: int | None, max_tokens: int) -> TokenTable:
@@ -80,10 +71,8 @@ def with_split(slicer: Slicer, whole: Placement, phase: Phase, budget: int, copi
         return None
     plain = [block.in_layout(PLAIN_LAYOUT) or slicer.fastest(block.types) for block in blocks]
     cut_blocks = [(kind.in_split if kind.takes_n_g else kind, kind.all_host) for kind in plain]
-    workload = slicer.workload
-    lengths = [p.n_tokens for p in passes(workload, "mixed")]
-    max_tokens = workload.largest_batch
-    table = token_table(copied_from(cut_blocks, slicer.pricing, max_tokens, lengths) if copies else None, max_tokens)
+    max_tokens = slicer.workload.largest_batch
+    table = token_table(copied_from(cut_blocks, slicer.pricing, max_tokens) if copies else None, max_tokens)
     staging = staging_bytes(cut_blocks, slicer.pricing.streaming, max_tokens, most_n_g(table, max_tokens))
     if staging > budget:
         return None
@@ -104,9 +93,8 @@ def fiddler(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     slicer, first_device_layer = budget.slicer(budget.workload), budget.first_device_layer
     all_bytes, weights_bytes = budget.cut_bytes()
     whole = experts_last(costs, operators, first_device_layer, min(all_bytes, weights_bytes))
-    yield from (
-        placement for placement in (with_split(slicer, whole, phase, all_bytes, False), whole) if placement is not None
-    )
+    computed = with_split(slicer, whole, phase, all_bytes, False)
+    yield from (computed, whole) if computed is not None else (whole,)
     experts_budget = all_bytes
     for _ in range(2):  # what the largest block needs may depend on which experts are left
         whole = experts_last(costs, operators, first_device_layer, min(experts_budget, weights_bytes))

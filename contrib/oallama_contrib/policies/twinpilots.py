@@ -31,15 +31,12 @@ from oallama_contrib.policies.flexgen import streamed
 from oallama_contrib.policies.modules import Module, modules_in, on_cpu, placed_modules, staging_of
 
 MOST_NODES = 20_000
-"""Most nodes of the solver's tree. Where they are not enough, the best placement found comes with a bound."""
+"""Most nodes of the solver's tree. Where they are not enough, the best placement found is taken."""
 
 SCALE = 1e3
 """Value of all operations' CPU seconds in the linear program, whose tolerances of 1e-6 are absolute."""
 
 SMALLEST = 1e-9  # coefficient that the solver takes
-LEAST_S = 1e-300  # below it seconds count as none
-
-ROUNDING = 1e-8  # of the bound: what the solver's tolerances may leave
 
 CPU, STREAMED, RESIDENT = range(3)
 """Sides of an operation: on the CPU; on the device, loaded for each pass; on the device, where its weights stay."""
@@ -50,24 +47,21 @@ Counts = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation that runs whole on one side. None: it cannot run there."""
+    """An operation that runs whole on one side; infinite seconds where it cannot run."""
 
     bytes: int  # of the device, where it is resident
     cpu_s: float
-    streamed_s: float | None  # loading and computing
-    resident_s: float | None
+    streamed_s: float  # loading and computing
+    resident_s: float
 
     @property
     def without_waste(self) -> Operation:
         """The same, not resident where that saves nothing."""
-        if self.streamed_s is None or self.resident_s is None or self.resident_s < self.streamed_s:
-            return self
-        return replace(self, resident_s=None)
+        return self if self.resident_s < self.streamed_s else replace(self, resident_s=inf)
 
     @property
     def seconds(self) -> tuple[float, float, float]:
-        """Seconds on each side; infinite where it cannot run there."""
-        return self.cpu_s, _or_inf(self.streamed_s), _or_inf(self.resident_s)
+        return self.cpu_s, self.streamed_s, self.resident_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +71,13 @@ class Makespan:
     sides: tuple[int, ...]
     cpu_s: float
     device_s: float
-    bound_s: float  # of no placement the makespan is less
 
     @property
     def seconds(self) -> float:
         return max(self.cpu_s, self.device_s)
 
-    @property
-    def is_least(self) -> bool:
-        """Whether it is proven optimal."""
-        return self.seconds <= self.bound_s * (1 + ROUNDING)
 
-
-def least_makespan(operations: Sequence[Operation], budget: int, most_nodes: int = MOST_NODES) -> Makespan:
+def least_makespan(operations: Sequence[Operation], budget: int) -> Makespan:
     """The placement with the least makespan of which no more than `budget` bytes are resident.
 
     Each kind's operations on one side lie evenly among the others, so that either side has something to do all along.
@@ -98,32 +86,29 @@ def least_makespan(operations: Sequence[Operation], budget: int, most_nodes: int
     for i, operation in enumerate(operations):
         kinds.setdefault(operation.without_waste, []).append(i)
     listed = sorted(kinds, key=lambda kind: (kind.seconds, kind.bytes))
-    counts, bound_s = _least_counts(listed, [len(kinds[kind]) for kind in listed], max(0, budget), most_nodes)
+    counts = _least_counts(listed, [len(kinds[kind]) for kind in listed], max(0, budget))
     sides = [CPU] * len(operations)
     for kind, count in zip(listed, counts, strict=True):
         for i, side in zip(kinds[kind], _evenly(count), strict=True):
             sides[i] = side
     times = [(side == CPU, operation.seconds[side]) for operation, side in zip(operations, sides, strict=True)]
     cpu_s, device_s = (sum(seconds for on_cpu, seconds in times if on_cpu is of_cpu) for of_cpu in (True, False))
-    return Makespan(tuple(sides), cpu_s, device_s, min(bound_s, max(cpu_s, device_s)))
+    return Makespan(tuple(sides), cpu_s, device_s)
 
 
-def _least_counts(
-    kinds: Sequence[Operation], counts: Sequence[int], budget: int, most_nodes: int
-) -> tuple[list[Counts], float]:
-    """(counts of each kind by side, what no makespan is less than; infinite where these are the least). Raises
-    UsageError without HiGHS."""
+def _least_counts(kinds: Sequence[Operation], counts: Sequence[int], budget: int) -> list[Counts]:
+    """Counts of each kind by side. Raises UsageError without HiGHS."""
     try:
         import highspy
     except ImportError:
         raise UsageError("policy twinpilots needs HiGHS; install it: pip install 'oallama[twinpilots]'") from None
     total_s = sum(kind.cpu_s * count for kind, count in zip(kinds, counts, strict=True))
-    if total_s < LEAST_S:
-        return [(count, 0, 0) for count in counts], inf
+    if not total_s:
+        return [(count, 0, 0) for count in counts]
     unit = gcd(*(kind.bytes for kind in kinds)) or 1  # bytes, of which every size is a whole number
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     for option, value in (("output_flag", False), ("threads", 1), ("mip_rel_gap", 0.0), ("mip_abs_gap", 0.0),
-                          ("mip_max_nodes", most_nodes)):  # fmt: skip
+                          ("mip_max_nodes", MOST_NODES)):  # fmt: skip
         solver.setOptionValue(option, value)
     makespan = solver.addVariable(lb=0)
     on_side: list[list[Any]] = []
@@ -142,14 +127,11 @@ def _least_counts(
     resident = [variables[RESIDENT] * (kind.bytes // unit) for variables, kind in zip(on_side, kinds, strict=True)]
     solver.addConstr(solver.qsum(resident) <= budget // unit)
     solver.minimize(makespan)
-    info = solver.getInfo()
     values = solver.getSolution().col_value
-    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return [(count, 0, 0) for count in counts], 0.0
+    if solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return [(count, 0, 0) for count in counts]
     cpu, streamed, residents = ([round(values[variables[side].index]) for variables in on_side] for side in range(3))
-    is_optimal = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
-    bound_s = inf if is_optimal else info.mip_dual_bound * total_s / SCALE
-    return list(zip(cpu, streamed, residents, strict=True)), bound_s
+    return list(zip(cpu, streamed, residents, strict=True))
 
 
 def _evenly(count: Counts) -> Iterator[int]:
@@ -161,10 +143,6 @@ def _evenly(count: Counts) -> Iterator[int]:
         deficits[side] -= 1
         n_left[side] -= 1
         yield side
-
-
-def _or_inf(seconds: float | None) -> float:
-    return inf if seconds is None else seconds
 
 
 @policy(
@@ -195,7 +173,7 @@ def module_makespan(
     """The least makespan of the modules, which come first in it, and of what always stays on the host. The larger what
     may be streamed, the less may stay. None: not even nothing that is streamed fits."""
     in_modules = {i for module in modules for i in module.operators}
-    of_host = [Operation(0, cost.t_cpu_s, None, None) for i, cost in enumerate(costs.operators) if i not in in_modules]
+    of_host = [Operation(0, cost.t_cpu_s, inf, inf) for i, cost in enumerate(costs.operators) if i not in in_modules]
     sizes = [0 if module.cut is None else staging_of(slicer, [module]) for module in modules]
     best: Makespan | None = None
     for largest in sorted({0, *sizes}):
@@ -230,17 +208,15 @@ def _operation(
     return Operation(
         module.bytes,
         sum(cost.t_cpu_s for cost in costs_of_module),
-        device_s + loaded_s if may_be_streamed else None,
-        device_s if layer >= first_device_layer else None,
+        device_s + loaded_s if may_be_streamed else inf,
+        device_s if layer >= first_device_layer else inf,
     )
 
 
 def _note(makespan: Makespan, seconds: float) -> str:
     """The makespan beside the plan's own time, both over the workload."""
     sides = f"CPU {format_seconds(makespan.cpu_s)}, device with its loading {format_seconds(makespan.device_s)}"
-    gap = format_seconds(makespan.seconds - makespan.bound_s)
-    bound = "" if makespan.is_least else f", at most {gap} above the lower bound"
     return (
-        f"makespan {format_seconds(makespan.seconds)} if neither side waited for the other ({sides}{bound}); "
+        f"makespan {format_seconds(makespan.seconds)} if neither side waited for the other ({sides}); "
         f"in graph order it is predicted to take {format_seconds(seconds)}"
     )
