@@ -42,8 +42,7 @@ NO_REPACK = (
 )
 
 _DRAFTS = re.compile(r"(.+)\+(?:(draft|mtp)([1-9][0-9]?)|ngram)")
-_UBATCH = re.compile(r"(.+)-ub([1-9][0-9]{0,6})")
-_ALONE = re.compile(r"(.+)@([0-9]{1,2})")
+_VARIANT = re.compile(r"(.+)(?:-ub([1-9][0-9]{0,6})|@([0-9]{1,2}))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +72,11 @@ class ArmMaker:
         """
         if name in STOCK_ARMS:
             return self._stock(name)
-        if (alone := _ALONE.fullmatch(name)) is not None and alone[1] in STOCK_ARMS:
-            return self._alone(alone[1], int(alone[2]))
+        if (variant := _VARIANT.fullmatch(name)) is not None and variant[1] in STOCK_ARMS:
+            maker = self._at_ubatch(int(variant[2])) if variant[2] else self._on_device(name, int(variant[3]))
+            return replace(maker.make(variant[1]), name=name)
         if (drafts := _DRAFTS.fullmatch(name)) is not None:
             return self._with_drafts(name, drafts[1], drafts[2], int(drafts[3] or 0))
-        larger = _UBATCH.fullmatch(name)
-        if larger and larger[1] in STOCK_ARMS:
-            return self._with_ubatch(larger[1], int(larger[2]))
         if name.endswith(".json"):
             return self.of_plan(Path(name).stem, Plan.load(name))
         if name not in POLICY_NAMES:
@@ -98,7 +95,7 @@ class ArmMaker:
         load = self.setting.load
         sizes = {int(spec.plan["workload"]["n_ubatch"]) for spec in specs if spec.plan is not None}
         larger = (n for n in sorted(sizes) if load.n_ubatch < n <= load.n_batch)
-        return [self._with_ubatch(STOCK_FIT, n) for n in larger if f"{STOCK_FIT}-ub{n}" not in names]
+        return [self.make(name) for n in larger if (name := f"{STOCK_FIT}-ub{n}") not in names]
 
     def of_plan(self, name: str, plan: Plan) -> ArmSpec:
         """The arm of a plan. Raises PlanError for a plan of another model."""
@@ -112,7 +109,7 @@ class ArmMaker:
                 test.label: prediction for test in self.tests if (prediction := self._predicted(plan, test)) is not None
             },
             bound=None if plan.bound is None else asdict(plan.bound),
-            notes=(*plan.notes, *self._other_cache(plan)),
+            notes=plan.notes,
             draft=plan.draft,
         )
 
@@ -157,14 +154,6 @@ class ArmMaker:
         ttft_s, tpot_s = prediction.ttft_s if test.n_prompt else 0.0, prediction.tpot_s if test.n_gen else 0.0
         return asdict(Predicted.of(ttft_s, tpot_s, test.n_gen))
 
-    def _other_cache(self, plan: Plan) -> tuple[str, ...]:
-        """A note if the plan was made for another KV cache than that of the arms."""
-        planned, shared = plan.attention, self.setting.load.attention
-        if planned is None or (planned.type_k, planned.type_v) == (shared.type_k, shared.type_v):
-            return ()
-        flags = f"-ctk {shared.type_k} -ctv {shared.type_v}"
-        return (f"planned for a KV cache of {planned.type_k} and {planned.type_v}, but all arms run with {flags}",)
-
     def _stock(self, name: str) -> ArmSpec:
         spec = self._placed(name)
         return replace(spec, notes=(*spec.notes, NO_REPACK)) if self.setting.load.no_repack else spec
@@ -184,21 +173,16 @@ class ArmMaker:
             raise UsageError(f"{name} needs a model with experts; use {STOCK_NGL}")
         return self._best(name)
 
-    def _alone(self, name: str, number: int) -> ArmSpec:
-        """The stock arm on one of several devices, counted from 0. Raises UsageError for another number."""
+    def _on_device(self, name: str, number: int) -> ArmMaker:
+        """Makes arms on one of several devices, counted from 0. Raises UsageError for another number."""
         members = self.placer.members
         if number >= len(members):
-            raise UsageError(
-                f"{name}@{number}: --device names {len(members)} devices; choose from 0 to {len(members) - 1}"
-            )
-        alone = replace(self, placer=members[number], setting=self.setting_alone(number), auto=None)
-        spec = alone._stock(name)
-        return replace(spec, name=f"{name}@{number}")
+            raise UsageError(f"{name}: --device names {len(members)} devices; choose from 0 to {len(members) - 1}")
+        return replace(self, placer=members[number], setting=self.setting_alone(number), auto=None)
 
-    def _with_ubatch(self, name: str, n_ubatch: int) -> ArmSpec:
+    def _at_ubatch(self, n_ubatch: int) -> ArmMaker:
         n_batch = max(self.setting.load.n_batch, n_ubatch)  # llama.cpp takes the smaller of the two
-        spec = replace(self, setting=self.setting.changed(n_ubatch=n_ubatch, n_batch=n_batch))._stock(name)
-        return replace(spec, name=f"{name}-ub{n_ubatch}")
+        return replace(self, setting=self.setting.changed(n_ubatch=n_ubatch, n_batch=n_batch))
 
     def _with_drafts(self, name: str, base: str, kind: str | None, n_draft: int) -> ArmSpec:
         """The arm `base` with n_draft drafts per step by a draft model (draft) or the model's own last block (mtp), or
