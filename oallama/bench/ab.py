@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import psutil
+
 from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import ArmResult, ArmSpec, BenchResult, BenchTest, LoadReport, Sample, Series
 from oallama.bench.schedule import Done, measure_rounds
@@ -34,6 +36,10 @@ class ProgressCallback(Protocol):
     """Called with the current step; `steps`: how many more are now expected in all."""
 
     def __call__(self, doing: str, done: int = 0, expect: int = 0) -> None: ...
+
+
+def _available_memory() -> int:
+    return int(psutil.virtual_memory().available)
 
 
 def quiet(doing: str, done: int = 0, expect: int = 0) -> None:
@@ -64,14 +70,14 @@ def run_bench(
     progress: ProgressCallback = quiet,
     on_partial: Callable[[BenchResult], None] = lambda result: None,
     start: Start = ArmProcess,
-    available_memory: Callable[[], int] | None = None,
+    available_memory: Callable[[], int] = _available_memory,
 ) -> BenchResult:
     """Measure. on_partial is called with the result so far after every round. Ctrl-C returns the result so far
     (`interrupted`), or is raised again if there is none yet; so does the deadline.
 
     Raises the error of an arm that cannot load or compute, and OutOfTime if nothing was measured by the deadline.
     """
-    session = _Session(bench, progress, start, available_memory or _available_memory)
+    session = _Session(bench, progress, start, available_memory)
     try:
         session.load_all()
         session.warm_up()
@@ -166,18 +172,17 @@ class _Session:
     def result(self) -> BenchResult:
         """The result so far. Needs all reports."""
         bench = self._bench
-        reports = [(arm, arm.report) for arm in self._arms if arm.report is not None]
-        assert len(reports) == len(self._arms)
-        same = same_as([(arm.spec.name, report) for arm, report in reports])
+        same = same_as([(arm.spec.name, arm.report) for arm in self._arms if arm.report is not None])
         arms = tuple(
             ArmResult(
                 arm.spec,
-                report,
-                problems(arm.spec, report, bench.operators, bench.n_layer),
+                arm.report,
+                problems(arm.spec, arm.report, bench.operators, bench.n_layer),
                 same.get(arm.spec.name),
                 arm.idle_cpu_s / arm.others_s if arm.others_s else 0.0,
             )
-            for arm, report in reports
+            for arm in self._arms
+            if arm.report is not None
         )
         return BenchResult(
             operators=bench.operators,
@@ -234,9 +239,3 @@ class _Session:
         self._notes.append(f"{why}: each is reloaded for each of its turns")
         self._resident = False
         self.close()
-
-
-def _available_memory() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)

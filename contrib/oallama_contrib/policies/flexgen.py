@@ -14,7 +14,7 @@ from oallama.cost.slices import BlockType, Cut
 from oallama.planner.placement import Placement
 from oallama.planner.policies.registry import MemoryBudget, policy
 from oallama.planner.problem import Problem
-from oallama_contrib.policies.modules import Module, modules_in, place_modules
+from oallama_contrib.policies.modules import Module, place_in_order
 
 
 def streamed(kind: BlockType) -> Cut:
@@ -54,5 +54,4 @@ def _reversed_bits(number: int, n_bits: int) -> int:
     "program",
 )  # fmt: skip
 def flexgen(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
-    slicer, base, modules = modules_in(problem, budget, streamed)
-    yield place_modules(slicer, modules, order(modules), base, budget.costs, budget.request.phase, *budget.cut_bytes())
+    yield place_in_order(problem, budget, streamed, order)

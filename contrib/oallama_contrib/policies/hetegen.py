@@ -20,7 +20,7 @@ from oallama.cost.slices import BlockType, Cut, Gemms, Pricing
 from oallama.planner.placement import Placement
 from oallama.planner.policies.registry import MemoryBudget, policy
 from oallama.planner.problem import Problem
-from oallama_contrib.policies.modules import Module, modules_in, place_modules
+from oallama_contrib.policies.modules import Module, place_in_order
 
 LEAST = 0.02
 """Least share that either side has where both compute: α is between it and 1 - LEAST, else 0 or 1."""
@@ -95,7 +95,4 @@ def order(modules: Sequence[Module], pricing: Pricing) -> list[int]:
 )  # fmt: skip
 def hetegen(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     pricing = budget.slicer(budget.workload).pricing
-    slicer, base, modules = modules_in(problem, budget, partial(cut, pricing=pricing))
-    yield place_modules(
-        slicer, modules, order(modules, pricing), base, budget.costs, budget.request.phase, *budget.cut_bytes()
-    )
+    yield place_in_order(problem, budget, partial(cut, pricing=pricing), partial(order, pricing=pricing))

@@ -67,38 +67,29 @@ def modules(
     return tuple(by_first[i] for i in sorted(by_first))
 
 
-def place_modules(
-    slicer: Slicer,
-    candidates: Sequence[Module],
-    order: Sequence[int],
-    base: Placement,
-    costs: Costs,
-    phase: Phase,
-    budget: int,
-    weights_budget: int,
+def place_in_order(
+    problem: Problem, budget: MemoryBudget, cut_of: CutOf, order: Callable[[Sequence[Module]], list[int]]
 ) -> Placement:
     """The first modules of the order on the device, passing over what does not fit, and the others cut.
 
-    order: indices of modules. costs: over the phase. base: what is there beside them; only modules of layers whose
-    norms and KV are there may be whole. budget: bytes for modules and staging; weights_budget: for modules. A module
-    whose part does not fit a slot of the ring stays whole on the CPU.
+    order: from modules to their indices. Only modules of layers whose norms and KV are on the device may be whole. A
+    module whose part does not fit a slot of the ring stays whole on the CPU.
     """
-    candidates = _with_slots(slicer, candidates, budget)
-
-    def may_be_there(module: Module) -> bool:
-        return costs.graph.operator_layer[module.operators[0]] >= base.first_device_layer
-
-    ranked = [i for i in order if may_be_there(candidates[i])]
+    slicer, base, modules = modules_in(problem, budget, cut_of)
+    (all_bytes, weights_bytes), costs = budget.cut_bytes(), budget.costs
+    candidates = _with_slots(slicer, modules, all_bytes)
+    layers = costs.graph.operator_layer
+    ranked = [i for i in order(modules) if layers[candidates[i].operators[0]] >= base.first_device_layer]
     sizes = [module.bytes for module in candidates]
 
     staging, needed = -1, 0
     while needed > staging:  # what the modules that stay need of the device is taken off the budget for the others
         staging = needed
-        chosen = fill(ranked, sizes, min(budget - staging, weights_budget))
+        chosen = fill(ranked, sizes, min(all_bytes - staging, weights_bytes))
         needed = staging_of(slicer, [module for i, module in enumerate(candidates) if i not in chosen])
-        if sum(sizes[i] for i in chosen) + needed <= budget:
+        if sum(sizes[i] for i in chosen) + needed <= all_bytes:
             break
-    placement = placed_modules(slicer, candidates, chosen, base, costs, phase, needed)
+    placement = placed_modules(slicer, candidates, chosen, base, costs, budget.request.phase, needed)
     unsplit = [
         m.operators for i, m in enumerate(candidates) if i not in chosen and m.cut is not None and m.cut[1].is_uncut
     ]
