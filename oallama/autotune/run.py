@@ -66,7 +66,6 @@ def tune(
     budget_s: float | None = None,
     most_s: float = math.inf,
     refresh: bool = False,
-    cpus: tuple[int, ...] = (),
     measure: Measure = run_bench,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuning:
@@ -74,13 +73,13 @@ def tune(
 
     Measures for about budget_s seconds; None: the predicted time that settles the classes, or not at all if that is
     more than most_s. begin: called with the results so far and the seconds. refresh: discard results of these classes.
-    cpus: CPUs to which measured processes are pinned. Raises DoesNotFit if --fit does not fit, the errors of planning
-    and measuring, and KeyboardInterrupt, which keeps every complete pair.
+    Raises DoesNotFit if --fit does not fit, the errors of planning and measuring, and KeyboardInterrupt, which keeps
+    every complete pair.
     """
     placer = in_settled_order(placer, progress)
     wanted = tuple(kinds) if kinds is not None else (class_of(workload),)
     wanted = tuple(dict.fromkeys(_measurable(placer, kind) for kind in wanted))
-    tuner = _Tuner(placer, workload, cpus, progress, measure, clock)
+    tuner = _Tuner(placer, workload, progress, measure, clock)
     tuner.read()
     if refresh:
         tuner.forget(wanted)
@@ -140,7 +139,7 @@ def tuned_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
         if doing:
             maker.progress(f"tuning: {doing}")
 
-    tuning = tune(maker.placer, maker.workload, progress=words, refresh=refresh, cpus=maker.setting.cpus)
+    tuning = tune(maker.placer, maker.workload, progress=words, refresh=refresh)
     spec, seconds = maker.of_plan("auto", tuning.plan), tuning.result.seconds
     how = f"cached, took {seconds:.1f} s" if tuning.remembered else f"in {seconds:.1f} s"
     if (tuned := tuning.tuned) is None:
@@ -157,7 +156,6 @@ class _Tuner:
         self,
         placer: Placer,
         workload: Workload,
-        cpus: tuple[int, ...] = (),
         progress: ProgressCallback = quiet,
         measure: Measure = run_bench,
         clock: Callable[[], float] = time.monotonic,
@@ -167,7 +165,7 @@ class _Tuner:
         if placer.drafter is not None and measure is run_bench:
             start = ServerArms(placer, accepted=placer.drafter.acceptance.rates).start
             self._measure = partial(run_bench, start=start)
-        self._setting = setting_of(placer, workload.n_ctx, workload.n_ubatch, cpus=cpus, of_text=True)
+        self._setting = setting_of(placer, workload.n_ctx, workload.n_ubatch, of_text=True)
         self._maker = ArmMaker(placer, self._setting, progress=progress)
         self.key = result_key(placer, workload.n_ctx, self._setting.cap)
         self.result = TuneResult(self.key)

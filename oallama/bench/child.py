@@ -5,11 +5,9 @@ Between requests it waits in a read and computes nothing.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from ggml_bridge.child import child_main
@@ -21,8 +19,6 @@ from oallama.core.codec import from_json
 from oallama.core.errors import UsageError
 from oallama.device.emulated_link import Watch
 from oallama.device.spec import parse_device
-
-DEVICE_THREAD = "emulated"  # an emulated device's own, on its core
 
 Message = dict[str, Any]
 
@@ -42,10 +38,9 @@ class LoadedArm:
         return requests[do](**request)
 
     def load(self, spec: Message, operators: list[str]) -> Message:
-        """Load and read back; pins this process if the setting says so."""
+        """Load and read back."""
         arm = from_json(ArmSpec, spec, "the arm")
         self._loaded = load_planned(arm) if arm.stock is None else load_stock(arm.setting.load, arm.stock)
-        pin_threads(arm.setting.cpus)
         report = load_report(self._loaded, operators)
         self._timer = _timer(self._loaded, arm.setting)
         self._watch = Watch(parse_device(arm.setting.load.device).is_emulated)
@@ -77,21 +72,6 @@ def _timer(loaded: LoadedModel, setting: Setting) -> ContextTimer:
         with suppress(UsageError):  # the model has no vocabulary
             tokens = text_tokens(n_ctx, vocab, bos)
     return ContextTimer(loaded.context, int(loaded.params.n_batch), tokens)
-
-
-def pin_threads(cpus: tuple[int, ...]) -> None:
-    """Pin every thread that this process has, and so all that those will start. After the device was opened: its
-    worker, or its thread, has CPUs of its own. Raises UsageError if that is not allowed."""
-    if not cpus:
-        return
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(ProcessLookupError, FileNotFoundError):  # it has just ended
-            if (task / "comm").read_text().strip() == DEVICE_THREAD:
-                continue
-            try:
-                os.sched_setaffinity(int(task.name), cpus)
-            except OSError as error:
-                raise UsageError(f"--cpus: this process may not use these CPUs: {error.strerror}") from None
 
 
 if __name__ == "__main__":

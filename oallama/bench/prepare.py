@@ -37,20 +37,17 @@ def default_arms(placer: Placer) -> tuple[str, ...]:
     return (STOCK_BEST if placer.has_device else STOCK_CPU, "auto")
 
 
-def setting_of(placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH, **others: Any) -> Setting:
-    """The placer's device, threads, attention and memory cap for arms; others: cpus, of_text. Raises what a no_alloc
-    load raises."""
+def setting_of(placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH, of_text: bool = False) -> Setting:
+    """The placer's device, threads, attention and memory cap for arms. Raises what a no_alloc load raises."""
     load = stock_load(placer, n_ctx, n_ubatch, n_batch)
-    return Setting(load, memory_cap(placer, load), **others)
+    return Setting(load, memory_cap(placer, load), of_text)
 
 
-def shared_setting(
-    placer: Placer, tests: Sequence[BenchTest], cpus: tuple[int, ...] = (), n_parallel: int = 1
-) -> Setting:
+def shared_setting(placer: Placer, tests: Sequence[BenchTest], n_parallel: int = 1) -> Setting:
     """The setting that all arms share, from the placer's options. Without -c the context holds the longest prompt,
     generation and depth of the tests together, of n_parallel requests at once, for which plans are made.
 
-    Raises UsageError for a context that is too short, and for cpus that the device needs.
+    Raises UsageError for a context that is too short.
     """
     options = placer.options
     longest = sum(max(count) for count in zip(*((t.n_prompt, t.n_gen, t.n_depth) for t in tests), strict=True))
@@ -62,11 +59,7 @@ def shared_setting(
             f"-c {n_ctx} cannot hold the {needed} tokens of the longest prompt, generation and depth{of_requests}; "
             "raise it"
         )
-    emulated = placer.device.emulated
-    if emulated is not None and emulated.cpus in cpus:
-        raise UsageError(f"--cpus: the emulated device keeps core {emulated.cpus} for itself; remove it from the list")
-    batches = (options.n_ubatch or STOCK_UBATCH, options.n_batch or STOCK_BATCH)
-    return setting_of(placer, n_ctx, *batches, cpus=cpus)
+    return setting_of(placer, n_ctx, options.n_ubatch or STOCK_UBATCH, options.n_batch or STOCK_BATCH)
 
 
 def prepare(maker: ArmMaker, arms: Sequence[str], **options: Any) -> Bench:
@@ -88,7 +81,6 @@ def prepare(maker: ArmMaker, arms: Sequence[str], **options: Any) -> Bench:
             "model_fingerprint": placer.model.fingerprint,
             "device": setting.load.device,
             "n_ctx": setting.load.n_ctx,
-            "cpus": list(setting.cpus),
             "planned_for": asdict(maker.workload),
         },
         **options,

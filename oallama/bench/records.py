@@ -65,14 +65,10 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class Setting:
     """The settings that all arms share. load: without a placement; flash attention "auto" is chosen by each arm (stock:
-    by llama.cpp; ours: by the plan).
-
-    cpus: CPUs to which each arm's process is pinned; empty: no pinning.
-    """
+    by llama.cpp; ours: by the plan)."""
 
     load: LoadSettings
     cap: Cap = Cap()  # noqa: RUF009 - frozen
-    cpus: tuple[int, ...] = ()
     of_text: bool = False  # tokens of a text, if the model has a vocabulary; else random
 
     def changed(self, **changes: Any) -> Setting:

@@ -142,7 +142,7 @@ def _setting_fields(arm: ArmResult) -> Row:
         "n_batch": spec.setting.load.n_batch,  # as asked for; llama.cpp lowers it to the context
         "n_ubatch": spec.load.n_ubatch if stock else int(plan["workload"]["n_ubatch"]),
         "n_threads": report.n_threads,
-        "cpu_mask": hex(sum(1 << cpu for cpu in spec.setting.cpus)),
+        "cpu_mask": "0x0",
         "cpu_strict": False,
         "poll": 50,
         "type_k": spec.setting.load.attention.type_k,

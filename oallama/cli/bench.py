@@ -21,7 +21,6 @@ from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.plugins import load_offered
 from oallama.core.types import DecodeStep
-from oallama.device.cpu import parse_cpus
 
 if TYPE_CHECKING:
     from oallama.bench.ab import Bench, Start
@@ -200,10 +199,6 @@ request_options = as_record("requests", RequestOptions)
 @shared.gathered(*shared.PLACEMENT, *shared.CONTEXT)
 @rules_options
 @shared.profile_option
-@option(
-    "--cpus", type=parsed(parse_cpus), metavar="LIST", group=Group.TIMED, advanced=True,
-    help="Pin the arms to these CPUs, e.g. 0 or 0-3.",
-)  # fmt: skip
 @option("--reload", is_flag=True, group=Group.TIMED, advanced=True,
         help="Reload each arm for each turn; automatic if the arms do not fit together.")  # fmt: skip
 @shared.gate_option
@@ -219,7 +214,6 @@ def command(
     options: Options,
     policy: PolicyOptions,
     profile: str | None,
-    cpus: tuple[int, ...] | None,
     reload: bool,
     gate: bool,
     refresh_gate: bool,
@@ -253,7 +247,7 @@ def command(
     tests = bench_tests(timed.n_prompt, timed.n_gen, timed.pairs, timed.n_depth)
     placer = Placer.of_file(model, options, profile)
     note_unused(placer)
-    setting = shared_setting(placer, tests, cpus or (), requests.n_parallel)
+    setting = shared_setting(placer, tests, requests.n_parallel)
     auto = partial(tuned_arm, refresh=refresh_gate) if gate else None
     with turn_bar(progress) as shown:
         step = DecodeStep(requests.n_parallel, n_slots=requests.n_parallel)
