@@ -95,15 +95,6 @@ def _speed_fields(result: BenchResult, series: Series, index: int) -> Row:
     ns = [round(sample.seconds * 1e9) for sample in samples]
     ts = [test.n_tokens / sample.seconds for sample in samples]
 
-    def seconds(sample: Sample) -> float:
-        return sample.seconds
-
-    def ttft(sample: Sample) -> float:  # of reading the prompt, whose last logits are the first token's
-        return sample.prompt_s
-
-    def tpot(sample: Sample) -> float:
-        return sample.gen_s / test.n_gen if test.n_gen else 0.0
-
     refused = refusal(result.arms, index, len(samples))
     row: Row = {
         "avg_ns": round(mean(ns)),
@@ -112,12 +103,17 @@ def _speed_fields(result: BenchResult, series: Series, index: int) -> Row:
         "stddev_ts": stdev(ts) if len(ts) > 1 else 0.0,
         "samples_ns": ns,
         "samples_ts": ts,
-        **_ratio_fields("", series, index, seconds, refused),
+        **_ratio_fields("", series, index, lambda sample: sample.seconds, refused),
         "ratio_refused": refused,
     }
-    for name, value, present in (("ttft", ttft, test.n_prompt), ("tpot", tpot, test.n_gen)):
-        row[f"{name}_s"] = mean(value(sample) for sample in samples) if present else None
-        row[f"samples_{name}_s"] = [value(sample) for sample in samples] if present else []
+    parts: tuple[tuple[str, int, Value], ...] = (
+        ("ttft", test.n_prompt, lambda sample: sample.prompt_s),  # the last logits of a prompt are the first token's
+        ("tpot", test.n_gen, lambda sample: sample.gen_s / max(1, test.n_gen)),
+    )
+    for name, present, value in parts:
+        values = [value(sample) for sample in samples] if present else []
+        row[f"{name}_s"] = mean(values) if values else None
+        row[f"samples_{name}_s"] = values
         row |= _ratio_fields(f"{name}_", series, index, value, refused)
     return row
 

@@ -91,8 +91,5 @@ def _resampled(logs: npt.NDArray[np.float64], resamples: int, rng: Any) -> npt.N
 
     n = len(logs)
     at_once = max(1, _CHUNK_VALUES // (n * (n + 1) // 2))
-    parts = []
-    for start in range(0, resamples, at_once):
-        count = min(at_once, resamples - start)
-        parts.append(_hodges_lehmann(logs[rng.integers(0, n, size=(count, n))]))
-    return np.concatenate(parts)
+    counts = [min(at_once, resamples - start) for start in range(0, resamples, at_once)]
+    return np.concatenate([_hodges_lehmann(logs[rng.integers(0, n, size=(count, n))]) for count in counts])

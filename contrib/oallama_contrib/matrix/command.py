@@ -25,8 +25,9 @@ BESIDE = ("matrix", "output", "as_json", "progress")
 
 
 def matrix(context: click.Context, file: str, values: Mapping[str, Any]) -> None:
-    """--matrix: take the tests from a file instead of the command's other options, whose values are given. Raises
-    UsageError for options that the file sets."""
+    """--matrix: measure the cells of a file that the result file lacks, and show all. values: of the command's other
+    options. Raises UsageError, also for options that the file sets, and KeyboardInterrupt if interrupted; exits with 1
+    if a cell failed."""
     given_options = [
         parameter.opts[0] for parameter in context.command.params
         if parameter.name not in BESIDE
@@ -37,23 +38,18 @@ def matrix(context: click.Context, file: str, values: Mapping[str, Any]) -> None
     form, output = values["output"]
     if output is not None and form != "json":
         raise UsageError("a matrix result is JSON; name a .json file with -o")
-    target = output or f"{Path(file).stem}.json"
-    run_matrix(context.command, Path(file), Path(target), values["as_json"], values["progress"])
-
-
-def run_matrix(command: click.Command, matrix: Path, target: Path, as_json: bool, progress: bool | None) -> None:
-    """Measure the cells that the result file lacks, and show all. Raises UsageError, and KeyboardInterrupt if
-    interrupted; exits with 1 if a cell failed."""
-    about, cells = read_matrix(matrix, flags_of(command))
+    path = Path(file)
+    about, cells = read_matrix(path, flags_of(context.command))
     for cell in cells:
-        _check(command, matrix, cell)
+        _check(context.command, path, cell)
 
     def refuse_second() -> None:  # each would leave out what the other has measured
-        raise UsageError(f"another process is measuring {matrix}; wait until it ends")
+        raise UsageError(f"another process is measuring {file}; wait until it ends")
 
-    with matrix.open("rb") as file:
-        lock_file(file, refuse_second)
-        _run(about or matrix.stem, cells, target, as_json, progress)
+    with path.open("rb") as locked:
+        lock_file(locked, refuse_second)
+        target = Path(output or f"{path.stem}.json")
+        _run(about or path.stem, cells, target, values["as_json"], values["progress"])
 
 
 def _run(about: str, cells: Sequence[Cell], target: Path, as_json: bool, progress: bool | None) -> None:
