@@ -11,13 +11,12 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from oallama.autotune.candidates import Candidates, placement_of, with_stock_drafts
-from oallama.bench.ab import Bench, ProgressCallback, quiet, run_bench
+from oallama.bench.ab import Bench, Measure, ProgressCallback, quiet, run_bench, tried
 from oallama.bench.arms import STOCK_FIT, ArmMaker
 from oallama.bench.prepare import setting_of
 from oallama.bench.process import Deadline
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Sample, Series
 from oallama.bench.rows import refusal
-from oallama.bench.search import Measure, tried
 from oallama.bench.server_arm import ServerArms
 from oallama.bench.stats import LEAST_PAIRS
 from oallama.core.errors import DeviceError, OutOfTime

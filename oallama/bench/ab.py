@@ -1,4 +1,5 @@
-"""Runs a comparison: each arm is loaded in its own process, checked, warmed up, and measured in turns."""
+"""Runs a comparison: each arm is loaded in its own process, checked, warmed up, and measured in turns; or one arm
+briefly, to choose among options."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import ArmResult, ArmSpec, BenchResult, BenchTest, LoadReport, Sample, Series
 from oallama.bench.schedule import Done, measure_rounds
 from oallama.bench.verify import findings, problems, same_as
-from oallama.core.errors import DeviceError, OutOfTime
+from oallama.core.errors import DeviceError, DoesNotFit, OutOfTime
 from oallama.core.types import Operator
 
 MEMORY_SHARE = 0.9  # of the machine's available memory that the arms may fill together
@@ -89,6 +90,44 @@ def run_bench(
     finally:
         session.close()
     return session.result()
+
+
+SEARCH_GEN = 16  # generated tokens while searching; their time is scaled to the test's
+
+Measure = Callable[[Bench, ProgressCallback, Callable[[BenchResult], None]], BenchResult]
+"""run_bench, or its replacement in a test."""
+
+
+def tried(
+    spec: ArmSpec,
+    tests: Sequence[BenchTest],
+    operators: tuple[Operator, ...],
+    n_layer: int,
+    progress: ProgressCallback = quiet,
+    deadline: Deadline | None = None,
+    measure: Measure = run_bench,
+) -> tuple[Mapping[BenchTest, Sample], str]:
+    """(the faster of two samples of each test, ""), or ({}, why the configuration cannot be used: it fails, or differs
+    from its specification). Raises OutOfTime if the deadline passes first, and KeyboardInterrupt."""
+    short = {test: replace(test, n_gen=min(test.n_gen, SEARCH_GEN)) for test in tests}
+    bench = Bench((spec,), tuple(dict.fromkeys(short.values())), operators, n_layer, n_rounds=1, deadline=deadline)
+    try:
+        result = measure(bench, progress, lambda _: None)
+    except (DeviceError, DoesNotFit) as error:
+        return {}, str(error)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    (arm,) = result.arms
+    if arm.problems:
+        return {}, arm.problems[0]
+    if not all(series.kept for series in result.series):
+        raise OutOfTime(f"{spec.name} was not measured in time")
+    best = {series.test: min(series.samples(0), key=lambda sample: sample.seconds) for series in result.series}
+    return {test: _scaled(best[shorter], test, shorter) for test, shorter in short.items()}, ""
+
+
+def _scaled(sample: Sample, test: BenchTest, shorter: BenchTest) -> Sample:
+    return replace(sample, gen_s=sample.gen_s * test.n_gen / max(1, shorter.n_gen))
 
 
 @dataclass(slots=True)

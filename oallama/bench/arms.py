@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from oallama.bench.ab import ProgressCallback, quiet
+from oallama.bench.ab import ProgressCallback, quiet, tried
 from oallama.bench.records import ArmSpec, BenchTest, Setting
-from oallama.bench.search import tried
 from oallama.core.errors import DeviceError, DoesNotFit, UsageError
 from oallama.core.types import NGRAM, DecodeStep, Draft, Predicted, StockOptions, Workload
 from oallama.placer import Placer

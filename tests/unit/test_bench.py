@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.bench.ab import Bench, run_bench
+from oallama.bench.ab import SEARCH_GEN, Bench, run_bench, tried
 from oallama.bench.arms import ArmMaker
 from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Sample, Setting
 from oallama.bench.rows import formatted, rows
 from oallama.bench.schedule import MAX_DRIFT
-from oallama.bench.search import SEARCH_GEN, tried
 from oallama.bench.verify import problems, same_as
 from oallama.cli.bench import ResultOptions
 from oallama.core.errors import DeviceError, OutOfTime, UsageError
