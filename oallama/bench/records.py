@@ -93,11 +93,6 @@ class ArmSpec:
     gate: Mapping[str, Any] | None = None
     draft: Draft | None = None  # how drafts are made; of a plan, its own
 
-    @property
-    def load(self) -> LoadSettings:
-        """Load settings of a stock arm."""
-        return self.setting.load if self.stock is None else self.stock.load(self.setting.load)
-
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:

@@ -136,7 +136,7 @@ def _setting_fields(arm: ArmResult) -> Row:
         **report.facts,
         "model_filename": spec.setting.load.path,
         "n_batch": spec.setting.load.n_batch,  # as asked for; llama.cpp lowers it to the context
-        "n_ubatch": spec.load.n_ubatch if stock else int(plan["workload"]["n_ubatch"]),
+        "n_ubatch": stock.load(spec.setting.load).n_ubatch if stock else int(plan["workload"]["n_ubatch"]),
         "n_threads": report.n_threads,
         "cpu_mask": "0x0",
         "cpu_strict": False,

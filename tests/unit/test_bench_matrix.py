@@ -145,7 +145,7 @@ def test_a_result_of_something_else_is_left_alone(matrix, capsys):
     good = {"version": 1, "about": "", "cells": []}
     other = {**good, "cells": [{"command": ["--model", "z.gguf"], "seconds": 1.0, "rows": [], "error": ""}]}
     texts = {
-        json.dumps(good)[:-3]: "not valid JSON", "[]": "not the result of a matrix",
+        json.dumps(good)[:-3]: "not the result of a matrix", "[]": "not the result of a matrix",
         json.dumps(other): "the result of another matrix", json.dumps({**good, "cells": [3]}): "cell 0",
         json.dumps({**good, "cells": {"a": 1}}): "remove it",
     }  # fmt: skip

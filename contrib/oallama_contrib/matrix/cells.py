@@ -12,7 +12,7 @@ from typing import Any
 
 from oallama.bench.records import BenchTest
 from oallama.bench.stats import speed_ratio
-from oallama.core.codec import CodecError, from_json, jsonable, parse_json
+from oallama.core.codec import from_json, jsonable, parse_json
 from oallama.core.errors import UsageError
 from oallama.core.files import read_toml, unwritten, write_whole
 from oallama_contrib.matrix.report import MeasuredTest
@@ -170,17 +170,12 @@ class ResultFile:
     def _read(self) -> list[Outcome]:
         try:
             document = parse_json(self.path.read_bytes())
+            if document["version"] != VERSION:
+                raise ValueError(f"version {document['version']}")
+            return [from_json(Outcome, cell, f"cell {number}") for number, cell in enumerate(document["cells"])]
         except FileNotFoundError:
             return []
-        except OSError as error:
-            raise UsageError(f"cannot read {self.path}: {error.strerror or error}") from None
-        except ValueError as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise UsageError(
-                f"{self.path} is not valid JSON ({error}): remove it, or name another file with -o"
+                f"{self.path} is not the result of a matrix ({error}): remove it, or name another file with -o"
             ) from None
-        if not isinstance(document, dict) or document.get("version") != VERSION or "cells" not in document:
-            raise UsageError(f"{self.path} is not the result of a matrix: name another file with -o")
-        try:
-            return [from_json(Outcome, cell, f"cell {number}") for number, cell in enumerate(document["cells"])]
-        except (CodecError, TypeError) as error:
-            raise UsageError(f"{self.path}: {error}; remove it, or name another file with -o") from None

@@ -15,7 +15,7 @@ from math import gcd, inf
 
 from oallama.cost.graph import DeviceCopies
 from oallama.cost.whole import Costs
-from oallama.planner.placement import OperatorBudget, Placement, cpu, first_that_fits, placed_whole
+from oallama.planner.placement import Placement, cpu, first_that_fits, placed_whole
 from oallama.planner.policies.registry import MemoryBudget, policy
 from oallama.planner.problem import Problem
 
@@ -34,20 +34,17 @@ class Link:
     leave_s: float  # before it, where it is on the host and the one before it is not
 
 
-def chained(costs: Costs, budget: OperatorBudget) -> Placement:
-    """The placement with the least sum of the chain: norms and KV of all layers on the device, or of as many as fit."""
-    first_device_layer = first_that_fits(costs.graph.n_layer, budget)
-    on_device, _ = least_chain(*chain(costs, first_device_layer), max(0, budget(first_device_layer)))
-    return placed_whole(costs, on_device, first_device_layer) if any(on_device) else cpu(costs)
-
-
 @policy(
     "atsinfer", "operators by dynamic programming over a chain",
     keeps_ubatch=True,
     caveat="only ATSInfer's placement: there is no planning while it runs",
 )  # fmt: skip
 def atsinfer(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
-    yield chained(budget.costs, budget.operator_bytes)
+    """The least sum of the chain: norms and KV of all layers on the device, or of as many as fit."""
+    costs = budget.costs
+    first_device_layer = first_that_fits(costs.graph.n_layer, budget.operator_bytes)
+    on_device = least_chain(*chain(costs, first_device_layer), max(0, budget.operator_bytes(first_device_layer)))
+    yield placed_whole(costs, on_device, first_device_layer) if any(on_device) else cpu(costs)
 
 
 def chain(costs: Costs, first_device_layer: int) -> tuple[list[Link], float]:
@@ -74,9 +71,9 @@ def chain(costs: Costs, first_device_layer: int) -> tuple[list[Link], float]:
     return links, leave_s
 
 
-def least_chain(links: Sequence[Link], back_s: float, budget: int) -> tuple[tuple[bool, ...], float]:
-    """Which links are on the device, and the least seconds of the chain with no more than `budget` bytes there. The
-    chain begins and ends on the host; back_s: from a last link on the device.
+def least_chain(links: Sequence[Link], back_s: float, budget: int) -> tuple[bool, ...]:
+    """Which links are on the device where the chain takes the least seconds with no more than `budget` bytes there. It
+    begins and ends on the host; back_s: from a last link on the device.
 
     Exact where the greatest common divisor of all sizes gives no more than MOST_UNITS units, else for sizes rounded up.
     """
@@ -102,11 +99,10 @@ def least_chain(links: Sequence[Link], back_s: float, budget: int) -> tuple[tupl
         host, device = next_host, next_device
         stayed.append((host_stays, device_stays))
     units, is_device = n_units - 1, bool(device[-1] + back_s < host[-1])
-    seconds = float(device[-1] + back_s if is_device else host[-1])
     on_device: list[bool] = []
     for link, (host_stays, device_stays) in zip(reversed(links), reversed(stayed), strict=True):
         on_device.append(is_device)
         same_side = bool((device_stays if is_device else host_stays)[units])
         units -= -(-link.bytes // unit) if is_device else 0
         is_device = is_device if same_side else not is_device
-    return tuple(reversed(on_device)), seconds
+    return tuple(reversed(on_device))

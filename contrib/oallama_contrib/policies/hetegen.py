@@ -36,16 +36,11 @@ class Balance:
     seconds: float
 
 
-def balance(kind: BlockType, pricing: Pricing) -> Balance:
-    """ᾱ of a block with one token, and T̄_CPU."""
-    return _balance(kind.gemms, pricing.rates)
-
-
 @lru_cache(maxsize=256)
-def _balance(gemms: Gemms, rates: SliceRates) -> Balance:
-    """The share with which T_CPU = T_GPU + T_COM of mul-mats that are cut at one share (Eq. 4, 8 and 10), found by
-    halving; 0 or 1 where one side takes longer with its least share than the other with the rest. Equal layers share
-    the result."""
+def balance(gemms: Gemms, rates: SliceRates) -> Balance:
+    """ᾱ of a block with one token, and T̄_CPU. ᾱ is the share with which T_CPU = T_GPU + T_COM of mul-mats that are cut
+    at one share (Eq. 4, 8 and 10), found by halving; 0 or 1 where one side takes longer with its least share than the
+    other with the rest. Equal layers share the result."""
     interference = interference_at(rates.interference, 1)
 
     def cpu_s(share: float) -> float:
@@ -70,7 +65,7 @@ def _balance(gemms: Gemms, rates: SliceRates) -> Balance:
 def cut(kind: BlockType, pricing: Pricing) -> Cut:
     """The cut nearest to ᾱ of those that are possible: CC of 1 - ᾱ, CG of ᾱ."""
     extent, step = kind.block.extent, kind.block.step
-    cc = min(round((1 - balance(kind, pricing).alpha) * extent / step) * step, extent)
+    cc = min(round((1 - balance(kind.gemms, pricing.rates).alpha) * extent / step) * step, extent)
     return Cut(cc, extent - cc, 0)
 
 
@@ -81,7 +76,8 @@ def order(modules: Sequence[Module], pricing: Pricing) -> list[int]:
     def gain(module: Module) -> float:
         if module.layer is None:
             return float("inf")
-        return (module.cpu_s if module.cut is None else balance(module.cut[0], pricing).seconds) / module.bytes
+        cpu_s = module.cpu_s if module.cut is None else balance(module.cut[0].gemms, pricing.rates).seconds
+        return cpu_s / module.bytes
 
     gains = [gain(module) for module in modules]
     return sorted(range(len(modules)), key=lambda i: (-gains[i], i))
