@@ -12,8 +12,7 @@ from pathlib import Path
 import gguf_factory  # noqa: F401 - puts scripts on the path
 import make_model
 import pytest
-from card_fit import main
-from card_model import START, Predictor, PublishedRun, read_models, with_rates
+from card_fit import START, Predictor, PublishedRun, main, read_models, with_rates
 from cuda_build.pack import install_entry_points
 from gpu_card import MIB, PAUSE_EVERY, REQUESTS, grown
 from model_shapes import KNOWN
