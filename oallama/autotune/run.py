@@ -17,7 +17,7 @@ from oallama.bench.prepare import setting_of
 from oallama.bench.process import Deadline
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Sample, Series
 from oallama.bench.rows import refusal
-from oallama.bench.server_arm import ServerArms
+from oallama.bench.server_arm import ServerArm
 from oallama.bench.stats import LEAST_PAIRS
 from oallama.core.errors import DeviceError, OutOfTime
 from oallama.core.files import cache_folder
@@ -162,7 +162,7 @@ class _Tuner:
         self._placer, self._asked, self._progress = placer, workload, progress
         self._measure, self._clock = measure, clock
         if placer.drafter is not None and measure is run_bench:
-            start = ServerArms(placer, accepted=placer.drafter.acceptance.rates).start
+            start = partial(ServerArm, placer=placer, accepted=placer.drafter.acceptance.rates)
             self._measure = partial(run_bench, start=start)
         self._setting = setting_of(placer, workload.n_ctx, workload.n_ubatch, of_text=True)
         self._maker = ArmMaker(placer, self._setting, progress=progress)

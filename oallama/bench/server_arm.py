@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -37,39 +37,37 @@ START_S, END_S, REPORT_S, HEALTH_S = 1800.0, 5.0, 10.0, 2.0
 IDLE_S = 0.3  # until an emulated card that has nothing to do leaves its core to another
 
 
-@dataclass(frozen=True, slots=True)
-class ServerArms:
-    """Starts the arms of a comparison. n_parallel: requests at once. accepted: acceptance rates of drafts by position,
-    by which llama-server draws acceptance (--spec-synth-rates); (): real acceptance."""
-
-    placer: Placer
-    n_parallel: int = 1
-    accepted: tuple[float, ...] = ()
-
-    def start(self, spec: ArmSpec, deadline: Deadline | None = None) -> ServerArm:
-        return ServerArm(spec, self, deadline)
-
-    def plan(self, spec: ArmSpec) -> Plan:
-        """The plan to start llama-server with: the arm's plan, or its stock options as a plan."""
-        placer, load = self.placer, spec.setting.load
-        if spec.plan is not None:
-            plan = Plan.from_json(dict(spec.plan), "the plan")
-        else:
-            assert spec.stock is not None
-            workload = placer.workload(1, 1, load.n_ctx, load.n_ubatch)
-            if (draft := spec.draft) is not None and draft.kind == "draft-mtp":
-                step = DecodeStep(self.n_parallel, draft.n_draft, n_slots=self.n_parallel, mtp=True)
-                workload = replace(workload, step=step)
-            plan = stock_plan(placer, workload, spec.stock, measure=False)
-        usable, _ = usable_plan(replace(plan, device=load.device, draft=spec.draft), placer.operators)
-        return usable
+def server_plan(placer: Placer, spec: ArmSpec, n_parallel: int = 1) -> Plan:
+    """The plan to start an arm's llama-server with: the arm's plan, or its stock options as a plan."""
+    load = spec.setting.load
+    if spec.plan is not None:
+        plan = Plan.from_json(dict(spec.plan), "the plan")
+    else:
+        assert spec.stock is not None
+        workload = placer.workload(1, 1, load.n_ctx, load.n_ubatch)
+        if (draft := spec.draft) is not None and draft.kind == "draft-mtp":
+            step = DecodeStep(n_parallel, draft.n_draft, n_slots=n_parallel, mtp=True)
+            workload = replace(workload, step=step)
+        plan = stock_plan(placer, workload, spec.stock, measure=False)
+    usable, _ = usable_plan(replace(plan, device=load.device, draft=spec.draft), placer.operators)
+    return usable
 
 
 class ServerArm:
-    """The interface of ArmProcess."""
+    """The interface of ArmProcess. n_parallel: requests at once. accepted: acceptance rates of drafts by position, by
+    which llama-server draws acceptance (--spec-synth-rates); (): real acceptance."""
 
-    def __init__(self, spec: ArmSpec, arms: ServerArms, deadline: Deadline | None) -> None:
-        self.spec, self._arms, self._deadline = spec, arms, deadline
+    def __init__(
+        self,
+        spec: ArmSpec,
+        deadline: Deadline | None = None,
+        *,
+        placer: Placer,
+        n_parallel: int = 1,
+        accepted: tuple[float, ...] = (),
+    ) -> None:
+        self.spec, self._deadline = spec, deadline
+        self._placer, self._n_parallel, self._accepted = placer, n_parallel, accepted
         self._stack = ExitStack()
         self._process: ServerProcess | None = None
         self._report: LoadReport | None = None
@@ -88,15 +86,15 @@ class ServerArm:
             report = arm.load(operators)
         finally:
             arm.close()
-        placer, n_parallel = self._arms.placer, self._arms.n_parallel
-        plan = self._arms.plan(self.spec)
+        placer = self._placer
+        plan = server_plan(placer, self.spec, self._n_parallel)
         self._folder = self._stack.enter_context(temporary_folder("oallama-bench-", parent_for_server()))
         self._address = self._stack.enter_context(reserved_address("127.0.0.1", 0, None))
         self._client = Client(self._address)
-        drawn = _drawn(plan.draft, self._arms.accepted)
+        drawn = _drawn(plan.draft, self._accepted)
         settings = ServerSettings(
-            self._address, n_parallel, placer.threads, self.spec.setting.load.n_batch, Path(placer.model.path).name,
-            None, cache_mib=0, chats=False, shown=False, goes_back=False, more=drawn,
+            self._address, self._n_parallel, placer.threads, self.spec.setting.load.n_batch,
+            Path(placer.model.path).name, None, cache_mib=0, chats=False, shown=False, goes_back=False, more=drawn,
         )  # fmt: skip
         started = launch(
             find_program(None), plan, placer.operators, placer.model.n_layer, placer.tensor_names, settings,
@@ -111,7 +109,7 @@ class ServerArm:
             device_bytes = report.device_bytes + draft.device_bytes
             report = replace(report, device_bytes=device_bytes, buffers={**report.buffers, **drafted})
         self._report = report
-        return self._report
+        return report
 
     def warm_up(self, tests: Sequence[BenchTest]) -> tuple[int, int]:
         """Run every test once; bytes held on the device, as told for it, and in host memory."""
@@ -165,8 +163,8 @@ class ServerArm:
 
     def _prompts(self, n_prompt: int) -> list[list[int]]:
         rng = random.Random(0)
-        n_vocab = self._arms.placer.model.n_vocab
-        return [[rng.randrange(3, n_vocab) for _ in range(n_prompt)] for _ in range(self._arms.n_parallel)]
+        n_vocab = self._placer.model.n_vocab
+        return [[rng.randrange(3, n_vocab) for _ in range(n_prompt)] for _ in range(self._n_parallel)]
 
     def _timings(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         try:

@@ -164,13 +164,13 @@ class RequestOptions:
         """Return how arms are started: in llama-server if one of them needs it. Raises UsageError for tests with a
         depth, which llama-server lacks."""
         from oallama.bench.process import ArmProcess
-        from oallama.bench.server_arm import ServerArms
+        from oallama.bench.server_arm import ServerArm
 
         if self.n_parallel == 1 and all(arm.draft is None for arm in bench.arms):
             return ArmProcess
         if any(test.n_depth for test in bench.tests):
             raise UsageError("llama-server is measured without a depth; leave -d out")
-        return ServerArms(placer, self.n_parallel, self.accepted or ()).start
+        return partial(ServerArm, placer=placer, n_parallel=self.n_parallel, accepted=self.accepted or ())
 
 
 request_options = as_record("requests", RequestOptions)

@@ -18,7 +18,7 @@ from processes import ROOT, here
 from oallama.bench.arms import ArmMaker
 from oallama.bench.prepare import shared_setting
 from oallama.bench.records import BenchTest
-from oallama.bench.server_arm import ServerArms
+from oallama.bench.server_arm import server_plan
 from oallama.cli.speculation import StepOptions
 from oallama.core.errors import DraftDoesNotFit, UsageError
 from oallama.core.types import NGRAM, DecodeStep, Draft, Operator, Workload
@@ -187,7 +187,7 @@ def test_llama_server_is_timed_on_a_device_that_keeps_time() -> None:
     """As every arm is, also under options of stock llama.cpp, and though the device was not asked to."""
     placer, tests = Placer.load(STORIES, device="emulated:rtx3060-12,scale=1", threads=1), (BenchTest(8, 4),)
     spec = ArmMaker(placer, shared_setting(placer, tests), tests).make("stock-fit")
-    plan = ServerArms(placer).plan(spec)
+    plan = server_plan(placer, spec)
     assert plan.device == spec.setting.load.device and plan.device.endswith("values=drawn")
 
 
