@@ -297,21 +297,21 @@ class Bridge:
         numbers = {"n_tokens": n_tokens, "n_kv": n_kv, "n_layers": n_layers, "n_threads": n_threads}
         return LayerRestTimer(self.native, device, flash_attn=int(flash_attn), **types, **numbers, **shape)
 
-    def share_link(
+    def link_contention(
         self, first: MulMatCase, device: str, chunk_bytes: int = 4 << 20, seconds: float = 0.5
     ) -> ConcurrentRates:
         """Measure how mul-mats (of the CPU or of the device) and copies of chunk_bytes to the device (from pinned
         memory if it has any) slow each other down; takes three times `seconds`."""
         params, _strings = first.params(self.type_info(first.type).number)
-        found = self.native.value("gb_sharing_result", "gb_share_link", params, encode(device), chunk_bytes, seconds)
+        found = self.native.value("gb_contention", "gb_link_contention", params, encode(device), chunk_bytes, seconds)
         return record(ConcurrentRates, found)
 
-    def share_compute(self, first: MulMatCase, second: MulMatCase, seconds: float = 0.5) -> ConcurrentRates:
+    def compute_contention(self, first: MulMatCase, second: MulMatCase, seconds: float = 0.5) -> ConcurrentRates:
         """Measure how mul-mats in two places slow each other down; takes three times `seconds`."""
         params, _strings = first.params(self.type_info(first.type).number)
         other, _other_strings = second.params(self.type_info(second.type).number)
         return record(
-            ConcurrentRates, self.native.value("gb_sharing_result", "gb_share_compute", params, other, seconds)
+            ConcurrentRates, self.native.value("gb_contention", "gb_compute_contention", params, other, seconds)
         )
 
     def copy_wait(self, device: str, pinned: bool, n_bytes: int) -> float:

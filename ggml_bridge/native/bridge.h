@@ -192,22 +192,22 @@ typedef struct gb_layer_rest_params {
 // order, all layers, views left out.
 int gb_layer_rest_new(const gb_layer_rest_params * params, char * ops, int64_t capacity, gb_timer ** timer);
 
-typedef struct gb_sharing_result {
+typedef struct gb_contention {
     double first_alone; // bytes per second: of weights multiplied, or copied from host memory to a device
     double second_alone;
     double first_with_second; // the same two at once
     double second_with_first;
-} gb_sharing_result;
+} gb_contention;
 
 // Times mul-mats and copies of chunk_bytes to the device (from pinned memory where it has any), alone and together,
 // three times `seconds` in all, or five rounds. This thread alone does it: it queues copies that outlast the mul-mats,
 // runs these, and waits. A device that holds up its caller until a copy is done, or nearly, loses nothing.
-int gb_share_link(const gb_mul_mat_params * first, const char * device, int64_t chunk_bytes, double seconds,
-                  gb_sharing_result * result);
+int gb_link_contention(const gb_mul_mat_params * first, const char * device, int64_t chunk_bytes, double seconds,
+                       gb_contention * result);
 
 // The same with the second mul-mats queued instead of copies.
-int gb_share_compute(const gb_mul_mat_params * first, const gb_mul_mat_params * second, double seconds,
-                     gb_sharing_result * result);
+int gb_compute_contention(const gb_mul_mat_params * first, const gb_mul_mat_params * second, double seconds,
+                          gb_contention * result);
 
 // Share of a copy of n_bytes under way on one stream of the device that a result of another stream waits for: 0 to 1.
 int gb_copy_wait(const char * device, int32_t pinned, int64_t n_bytes, double * share);

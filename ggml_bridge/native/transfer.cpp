@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "contention.h"
 #include "mul_mat.h"
-#include "sharing.h"
 
 namespace bridge {
 
@@ -200,8 +200,8 @@ int gb_copy_wait(const char * device, int32_t pinned, int64_t n_bytes, double * 
     return guarded([&] { *share = copy_wait(find_link(device), pinned != 0, n_bytes); });
 }
 
-int gb_share_link(const gb_mul_mat_params * first, const char * device, int64_t chunk_bytes, double seconds,
-                  gb_sharing_result * result) {
+int gb_link_contention(const gb_mul_mat_params * first, const char * device, int64_t chunk_bytes, double seconds,
+                       gb_contention * result) {
     return guarded([&] {
         ggml_backend_dev_t to = find_link(device);
         MulMat             mul_mats(*first);
@@ -209,15 +209,15 @@ int gb_share_link(const gb_mul_mat_params * first, const char * device, int64_t 
             oallama::new_pinned(to, static_cast<size_t>(chunk_bytes * slots_for(chunk_bytes))) != nullptr;
         Transfer   copies(to, GB_TO_DEVICE, pinned, chunk_bytes);
         const Work copying = {[&] { copies.begin(); }, [&] { copies.finish(); }, static_cast<double>(chunk_bytes)};
-        *result            = share(work_of(mul_mats), copying, !is_cpu(find_device(first->device)), seconds);
+        *result = measure_contention(work_of(mul_mats), copying, !is_cpu(find_device(first->device)), seconds);
     });
 }
 
-int gb_share_compute(const gb_mul_mat_params * first, const gb_mul_mat_params * second, double seconds,
-                     gb_sharing_result * result) {
+int gb_compute_contention(const gb_mul_mat_params * first, const gb_mul_mat_params * second, double seconds,
+                          gb_contention * result) {
     return guarded([&] {
         MulMat one(*first);
         MulMat other(*second);
-        *result = share(work_of(one), work_of(other), !is_cpu(find_device(first->device)), seconds);
+        *result = measure_contention(work_of(one), work_of(other), !is_cpu(find_device(first->device)), seconds);
     });
 }

@@ -172,9 +172,9 @@ def _contention(session: Session, first: Worker, second: Worker, n_tokens: int) 
 
     seconds = CONTENTION_CAP * session.policy.time_cap_s
     if second == "link":
-        rates = session.bridge.share_link(mul_mats(first), session.ggml_device, CHUNK_BYTES, seconds)
+        rates = session.bridge.link_contention(mul_mats(first), session.ggml_device, CHUNK_BYTES, seconds)
     else:
-        rates = session.bridge.share_compute(mul_mats(first), mul_mats(second), seconds)
+        rates = session.bridge.compute_contention(mul_mats(first), mul_mats(second), seconds)
     contention = Contention(
         first,
         second,

@@ -15,7 +15,7 @@
 #ifdef OALLAMA_EMULATED
 #include "emulated/ggml-emulated.h"
 #endif
-#include "sharing.h"
+#include "contention.h"
 #include "split/abi_check.h"
 #include "support.h"
 
@@ -260,20 +260,20 @@ void test_two_devices(const char * device) {
     for (int32_t on_cpu : {0, 1}) {
         check_timer("boundary", gb_boundary_new(device, 4096, 3, on_cpu, 1, &n_splits, &timer), timer);
     }
-    gb_mul_mat_params       host   = mul_mat_params("CPU", nullptr, 2);
-    gb_mul_mat_params       there  = mul_mat_params(device, nullptr, 2);
-    const gb_sharing_result none   = {0.0, 0.0, 0.0, -1.0};
-    gb_sharing_result       result = none;
-    const auto              all    = [&result] {
+    gb_mul_mat_params   host   = mul_mat_params("CPU", nullptr, 2);
+    gb_mul_mat_params   there  = mul_mat_params(device, nullptr, 2);
+    const gb_contention none   = {0.0, 0.0, 0.0, -1.0};
+    gb_contention       result = none;
+    const auto          all    = [&result] {
         return result.first_alone > 0.0 && result.second_alone > 0.0 && result.first_with_second > 0.0 &&
                result.second_with_first >= 0.0; // none is left to the second where others take the cores
     };
-    check(gb_share_link(&host, device, 1 << 16, 0.1, &result) == OALLAMA_OK && all(), "the CPU and copies");
+    check(gb_link_contention(&host, device, 1 << 16, 0.1, &result) == OALLAMA_OK && all(), "the CPU and copies");
     result = none;
-    check(gb_share_link(&there, device, 1 << 16, 0.1, &result) == OALLAMA_OK && all(), "a device and its copies");
+    check(gb_link_contention(&there, device, 1 << 16, 0.1, &result) == OALLAMA_OK && all(), "a device and its copies");
     result = none;
-    check(gb_share_compute(&host, &there, 0.1, &result) == OALLAMA_OK && all(), "the CPU and a device");
-    check(gb_share_link(&host, "CPU", 1 << 16, 0.1, &result) == OALLAMA_INVALID, "the CPU has no link to itself");
+    check(gb_compute_contention(&host, &there, 0.1, &result) == OALLAMA_OK && all(), "the CPU and a device");
+    check(gb_link_contention(&host, "CPU", 1 << 16, 0.1, &result) == OALLAMA_INVALID, "the CPU has no link to itself");
     double share = -1.0;
     check(gb_copy_wait(device, 0, 1 << 20, &share) == OALLAMA_OK && share >= 0.0 && share <= 1.0, "waiting for a copy");
     double halves[2] = {};
@@ -291,20 +291,21 @@ void test_two_devices(const char * device) {
 
 // Mul-mats of the CPU beside copies that a device makes by itself, by a clock of our own. slowed: how much longer the
 // CPU takes while copies are under way. delayed: seconds by which a mul-mat holds up a copy.
-void test_sharing() {
+void test_contention() {
     for (const auto & [slowed, delayed] : {std::pair(1.0, 0.0), std::pair(1.25, 0.0), std::pair(1.0, 0.5e-3)}) {
-        double                  now = 0.0, copies_end = 0.0;
-        const double            mul_mat_s = 1e-3, copy_s = 4e-3;
-        const bridge::Work      mul_mats = {[&, slower = slowed, delay = delayed] {
+        double              now = 0.0, copies_end = 0.0;
+        const double        mul_mat_s = 1e-3, copy_s = 4e-3;
+        const bridge::Work  mul_mats = {[&, slower = slowed, delay = delayed] {
                                            const bool both = copies_end > now;
                                            copies_end += both ? delay : 0.0;
                                            now += mul_mat_s * (both ? slower : 1.0);
-                                            },
-                                            [] {}, 1e6};
-        const bridge::Work      copies   = {[&] { copies_end = std::max(copies_end, now) + copy_s; },
-                                            [&] { now = std::max(now, copies_end); }, 1e6};
-        const gb_sharing_result found = bridge::share(mul_mats, copies, /*on_device=*/false, 1.0, [&] { return now; });
-        const auto              is    = [](double rate, double wanted) { return std::abs(rate / wanted - 1.0) < 0.02; };
+                                        },
+                                        [] {}, 1e6};
+        const bridge::Work  copies   = {[&] { copies_end = std::max(copies_end, now) + copy_s; },
+                                        [&] { now = std::max(now, copies_end); }, 1e6};
+        const gb_contention found =
+            bridge::measure_contention(mul_mats, copies, /*on_device=*/false, 1.0, [&] { return now; });
+        const auto is = [](double rate, double wanted) { return std::abs(rate / wanted - 1.0) < 0.02; };
         check(is(found.first_alone, 1e9) && is(found.second_alone, 2.5e8), "each alone has its own rate");
         check(is(found.first_with_second, 1e9 / slowed), "the first loses by how much longer it takes");
         check(is(found.second_with_first, 2.5e8 * (1.0 - delayed / mul_mat_s)),
@@ -325,7 +326,7 @@ int main() {
         test_mul_mat("CPU", layout.c_str());
     }
     test_timers("CPU");
-    test_sharing();
+    test_contention();
 #ifdef OALLAMA_EMULATED
     check(emulated_register("name Emulated0\nmemory_bytes 268435456\nvalues real\nbytes_per_s 1e10\nflops_per_s 1e11\n"
                             "flops_float_per_s 1e11\npinned_bytes_per_s 1e10\npageable_bytes_per_s 5e9\n") ==

@@ -31,7 +31,7 @@ from ggml_bridge.child import ChildError
 from ggml_bridge.timing import ConcurrentRates as Rates
 from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError
 from oallama.core.files import FOLDER_VARIABLE, cache_folder
-from oallama.core.options import STOCK_ATTENTION
+from oallama.core.options import DEFAULT_ATTENTION
 from oallama.core.profile import Profile
 from oallama.core.types import DeviceInfo, ModelInfo, MulMat, Operator
 from oallama.core.units import KIB, MIB
@@ -213,12 +213,12 @@ class Machine:
         self.asked.append(("copy_wait",))
         return 0.25
 
-    def share_link(self, first: Any, device: str, chunk_bytes: int, seconds: float) -> Rates:
-        self.asked.append(("share_link", first))
+    def link_contention(self, first: Any, device: str, chunk_bytes: int, seconds: float) -> Rates:
+        self.asked.append(("link_contention", first))
         return RATES
 
-    def share_compute(self, first: Any, second: Any, seconds: float) -> Rates:
-        self.asked.append(("share_compute", first, second))
+    def compute_contention(self, first: Any, second: Any, seconds: float) -> Rates:
+        self.asked.append(("compute_contention", first, second))
         return RATES
 
     def _pins(self, pinned: bool) -> None:
@@ -490,7 +490,7 @@ def test_a_second_model_adds_what_is_new_and_each_gets_its_own() -> None:
     [
         ({"tokens": (1, 32, 512)}, {"mul_mat", "layer_rest"}),
         ({"model": replace(MODEL, n_head_kv=4)}, {"layer_rest"}),
-        ({"kv": replace(STOCK_ATTENTION, flash_attn="on", type_k="q8_0", type_v="q8_0")}, {"layer_rest"}),
+        ({"kv": replace(DEFAULT_ATTENTION, flash_attn="on", type_k="q8_0", type_v="q8_0")}, {"layer_rest"}),
     ],
 )
 def test_what_another_call_needs_is_measured_beside(change: dict[str, Any], kinds: set[str]) -> None:
@@ -504,7 +504,7 @@ def test_what_another_call_needs_is_measured_beside(change: dict[str, Any], kind
     assert measured(Machine().profile(DENSE)) == measured(before)
 
 
-SHARES = {"share_link", "share_compute"}
+SHARES = {"link_contention", "compute_contention"}
 LACKING: dict[str, tuple[Callable[[dict[str, Any]], object], set[str]]] = {
     "a copy": (lambda stored: stored["link"].pop("h2d_pinned"), {"transfer"}),
     "the boundary": (lambda stored: stored.update(boundary=None), {"boundary"}),
@@ -516,7 +516,7 @@ LACKING: dict[str, tuple[Callable[[dict[str, Any]], object], set[str]]] = {
         lambda stored: stored.update(rest=[one for one in stored["rest"] if one["flash_attn"]]), {"layer_rest"},
     ),
     "a mul-mat": (lambda stored: stored["cases"].pop(), {"mul_mat"}),
-    "a pair": (lambda stored: stored["sharing"].pop(), {"share_link"}),
+    "a pair": (lambda stored: stored["sharing"].pop(), {"link_contention"}),
     "all pairs": (lambda stored: stored.pop("sharing"), SHARES),
 }  # fmt: skip
 """A part of a stored profile: how it comes to lack that, and what is asked of the bridge then."""

@@ -1,4 +1,4 @@
-#include "sharing.h"
+#include "contention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -40,7 +40,7 @@ class Pair {
     Pair(Work first, Work second, bool on_device, const std::function<double()> & clock)
         : first_(std::move(first)), second_(std::move(second)), on_device_(on_device), clock_(clock) {}
 
-    gb_sharing_result measure(double seconds) {
+    gb_contention measure(double seconds) {
         require(seconds > 0.0 && seconds <= 60.0, "the time to measure must be up to a minute");
         const double       start = clock_();
         std::vector<Round> rounds;
@@ -56,7 +56,7 @@ class Pair {
             }
             return median(std::move(values));
         };
-        gb_sharing_result result = {};
+        gb_contention result = {};
         result.first_alone = first_.bytes * static_cast<double>(n_first_) / median_of([](auto & r) { return r.first; });
         result.second_alone =
             second_.bytes * static_cast<double>(n_second_) / median_of([](auto & r) { return r.second; });
@@ -138,8 +138,8 @@ class Pair {
 
 } // namespace
 
-gb_sharing_result share(Work first, Work second, bool on_device, double seconds,
-                        const std::function<double()> & clock) {
+gb_contention measure_contention(Work first, Work second, bool on_device, double seconds,
+                                 const std::function<double()> & clock) {
     return Pair(std::move(first), std::move(second), on_device, clock).measure(seconds);
 }
 

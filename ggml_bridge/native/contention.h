@@ -22,7 +22,7 @@ struct Work {
 
 // on_device: the first works by itself, so that it can be queued before the second. seconds: a third of the time to
 // measure for. clock: seconds since whenever.
-gb_sharing_result share(Work first, Work second, bool on_device, double seconds,
-                        const std::function<double()> & clock = seconds_now);
+gb_contention measure_contention(Work first, Work second, bool on_device, double seconds,
+                                 const std::function<double()> & clock = seconds_now);
 
 } // namespace bridge
