@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from oallama.core.errors import UsageError
+from oallama.device.cpu import parse_cpus
 
 POOL = Path(__file__).with_name("rpc_pool.py")
 REAL = "emulated:vram=2GiB,scale=1,values=real"
@@ -16,18 +17,12 @@ REAL = "emulated:vram=2GiB,scale=1,values=real"
 _pools: list[subprocess.Popen[str]] = []  # each ends with its stdin
 
 
-def cpus_in(text: str) -> range:
-    """CPUs of one part of a list: `2` or `0-3`. Raises ValueError."""
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
-
-
 def worker(text: str) -> str:
     """`rpc-worker[:THREADS[:CPUS]]`: an RPC server on this machine's CPU, for each process that connects another. The
     first process that asks starts them; those that it starts use them, too."""
     _, threads, cpus, *more = [*text.split(":"), "", ""]
     try:
-        pinned = [cpu for part in filter(None, cpus.split(",")) for cpu in cpus_in(part)]
+        pinned = parse_cpus(cpus) if cpus else ()
         n_threads = int(threads or max(len(pinned), 1))
     except ValueError as error:
         raise UsageError(f"--device {text!r}: {error}") from None

@@ -12,7 +12,7 @@ import math
 import reprlib
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -84,14 +84,27 @@ def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text. Raises CodecError for invalid JSON, and for numbers that JSON forbids (NaN, Infinity,
-    1e999)."""
+    """Parse a JSON text. Raises CodecError for invalid JSON, for numbers that JSON forbids (NaN, Infinity, 1e999), and
+    for more than MOST_NESTED nested lists and objects."""
     try:
-        return json.loads(text, parse_constant=_refused_constant, parse_float=_finite_number)
+        value = json.loads(text, parse_constant=_refused_constant, parse_float=_finite_number)
     except RecursionError:
         raise CodecError("it is nested too deeply") from None
     except ValueError as error:  # UnicodeDecodeError too
         raise CodecError(str(error)) from None
+    level = [value]
+    for _ in range(MOST_NESTED):
+        level = [item for outer in level for item in _items(outer) if isinstance(item, (dict, list))]
+        if not level:
+            return value
+    raise CodecError("it is nested too deeply")
+
+
+MOST_NESTED = 64  # what reads a document recurses once a level
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _refused_constant(name: str) -> NoReturn:

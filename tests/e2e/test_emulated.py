@@ -7,26 +7,20 @@ Timed runs need a core of their own; how long they take is not asserted.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from devices import REAL
 from e2e.described_card import slow_cpu_fast_card
 from e2e.forced import written
 from e2e.logits import ARCHITECTURES, TOKENS, assert_stock, placed_logits
 from e2e.plugin_runs import loaded, logits_of
-from processes import here, until
+from processes import here
 
 from oallama.core.errors import DeviceError, DoesNotFit
 from oallama.core.units import MIB
-from oallama.device.emulated import all_parameters
 from oallama.device.opening import device_pointers, list_devices, open_device
-from oallama.device.spec import parse_device
 from oallama.placer import Given, Placer
 
 needs_a_core = pytest.mark.skipif(
@@ -111,31 +105,3 @@ def test_threads_leave_it_a_core(model: Path) -> None:
     n = len(os.sched_getaffinity(0))
     done = here("profile", model, "--device", "emulated:scale=1", "--threads", n, code=2)
     assert f"--threads {n}" in done.stderr
-
-
-@pytest.mark.timed
-@needs_a_core
-def test_bench_says_at_once_that_a_stopped_process_keeps_the_core(model: Path) -> None:
-    core = max(os.sched_getaffinity(0))
-    spec = parse_device(f"emulated:vram=1GiB,scale=1,values=drawn,cpus={core}")
-    assert spec.emulated is not None
-    command = [sys.executable, "-m", "native_cases", all_parameters([spec.emulated])]
-    native = Path(__file__).parents[1] / "native"
-    with subprocess.Popen(command, cwd=native, stdout=subprocess.PIPE) as other:
-
-        def stopped_with_the_core() -> bool:
-            """A device that had nothing to do for a while has given it back."""
-            other.send_signal(signal.SIGSTOP)
-            until(lambda: psutil.Process(other.pid).status() == psutil.STATUS_STOPPED)
-            if f"FLOCK  ADVISORY  WRITE {other.pid} " in Path("/proc/locks").read_text():
-                return True
-            other.send_signal(signal.SIGCONT)
-            return False
-
-        try:
-            until(stopped_with_the_core)
-            done = here("bench", model, "--device", spec, "--arms", "stock-fit,oato", "-p", 8, "-n", 0, code=1)
-        finally:
-            other.kill()
-    said = [line for line in done.stderr.splitlines() if line.startswith("oallama")]
-    assert len(said) == 1 and f"core {core}, of process {other.pid}; end that process" in said[0], done.stderr

@@ -31,7 +31,7 @@ def gguf_of(graph: dict[str, Any]) -> GgufFile:
         TensorInfo(name, (256, 256, 2), "F32", 0, 4, "", 0) for name in graph["tensors"] if "scale" not in name
     )
     entries = {key: MetadataEntry(value, "", 0) for key, value in values.items()}
-    return GgufFile(3, entries, tensors, (), "")
+    return GgufFile(entries, tensors, (), b"")
 
 
 @pytest.mark.parametrize("name", GRAPHS)
