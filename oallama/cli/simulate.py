@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @shared.gathered(*shared.PLACEMENT, shared.context_option)
 @shared.profile_option
 @shared.json_option
-@shared.output_option("a JSON trace for ui.perfetto.dev")
+@shared.output_option("a JSON trace for ui.perfetto.dev, or if FILE ends in .svg a picture of the streams,")
 def command(
     files: tuple[str, ...],
     model_option: str | None,
@@ -66,6 +66,7 @@ def command(
     \b
       oallama simulate model.gguf --machine pc-12gb
       oallama simulate plan.json -o trace.json
+      oallama simulate plan.json -o streams.svg
 
     \f
     Shows the predicted time of a prompt and of a token, how busy the four streams are, and which parts take the time.
@@ -74,7 +75,7 @@ def command(
     """
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
-    from oallama.report.simulate import simulate_document, simulate_tables
+    from oallama.report.simulate import simulate_document, simulate_svg, simulate_tables
 
     model, plan_path = _model_and_plan(files, model_option)
     if plan_path is not None and policy != PolicyOptions():
@@ -98,7 +99,8 @@ def command(
         workload = plan.workload
     simulated = (placer.model, plan, other_machine, placer.simulate(plan, workload, other_machine))
     if output is not None:
-        deliver(json_text(simulate_document(*simulated)), output)
+        is_svg = output.lower().endswith(".svg")
+        deliver(simulate_svg(*simulated) if is_svg else json_text(simulate_document(*simulated)), output)
     if as_json:
         emit_json(simulate_document(*simulated))
     else:

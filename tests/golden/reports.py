@@ -1,4 +1,4 @@
-"""The files of tests/golden/report: reports of made-up records as text, JSON and HTML.
+"""The files of tests/golden/report: reports of made-up records as text, JSON, SVG and HTML.
 
     PYTHONPATH=tests/unit:tests python tests/golden/reports.py
 
@@ -31,7 +31,7 @@ from oallama.report.html import affinity_html
 from oallama.report.operators import AffinityReport, report_document, report_tables
 from oallama.report.placement_page import placement_document, placement_html
 from oallama.report.plan import plan_sentences
-from oallama.report.simulate import simulate_tables
+from oallama.report.simulate import simulate_svg, simulate_tables
 from oallama.report.table import Table, plain
 from oallama.report.what_if import what_if_document, what_if_table
 
@@ -163,7 +163,7 @@ def plans() -> Iterator[tuple[str, str]]:
 
 
 def placements() -> Iterator[tuple[str, str]]:
-    state = {"phase": "ready", "on_device": True, "said": None, "restarts": 0, "pid": 1, "ready_at": 1.0}
+    state = {"status": "ready", "on_device": True, "said": None, "restarts": 0, "pid": 1, "ready_at": 1.0}
     runs = [BlockRuns("blk.1.ffn_gate.weight", batch=1, n_runs=2, n_tokens=2, cpu_s=6.0, wait_s=3.0, other_s=1.0)]
     served = placement_records.served(n_layer=2)
     yield "placement.json", json_of(placement_document(served, state, {"processing": 1}, runs))
@@ -183,7 +183,9 @@ def simulations() -> Iterator[tuple[str, str]]:
     world = World(model=SMALL, host=machine.host, card=machine.card, share=0.3, workload=workload)
     plan = world.plan("flexgen")
     noted = replace(plan, notes=("a note",))
-    yield "simulate.txt", text_of(*simulate_tables(SMALL, noted, machine, world.simulate(plan)))
+    simulation = world.simulate(plan)
+    yield "simulate.txt", text_of(*simulate_tables(SMALL, noted, machine, simulation))
+    yield "simulate.svg", simulate_svg(SMALL, noted, machine, simulation)
 
 
 def cards() -> Iterator[tuple[str, str]]:

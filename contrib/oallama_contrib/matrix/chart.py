@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
-INK, GREY = "#1c2733", "#5b6875"
+from oallama.report.svg import GREY, MARGIN, WIDTH, bar, svg, text
+
 STOCK, OURS = "#9aa7b4", "#0b5cad"  # of bars
 
-WIDTH, MARGIN = 920, 24  # pixels
-NAMES = 150  # left of the bars
+NAMES = 150  # pixels left of the bars
 PANEL = (WIDTH - 2 * MARGIN - NAMES) // 2
 FIGURE = 120  # behind the longest bar
 TOP, GAP = 106, 46  # above the first group, between groups
@@ -46,40 +45,27 @@ class BarGroup:
 def times_chart(title: str, subtitle: str, groups: Sequence[BarGroup]) -> str:
     """A chart of bars as SVG."""
     height = TOP + sum(LINE * len(group.lines) + GAP for group in groups)
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'font-family="system-ui, sans-serif" role="img" aria-label="{escape(title)}">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        _text(MARGIN, 32, title, 18),
-        _text(MARGIN, 52, subtitle, 12, GREY),
-    )
-    return "\n".join([*head, *_groups(groups), "</svg>"]) + "\n"
+    return svg(height, title, subtitle, _groups(groups))
 
 
 def _groups(groups: Sequence[BarGroup]) -> Iterator[str]:
     y = TOP
     for group in groups:
         if group.label:
-            yield _text(MARGIN, y - 14, group.label, colour=GREY)
+            yield text(MARGIN, y - 14, group.label, colour=GREY)
         for number, line in enumerate(group.lines):
-            yield _text(MARGIN + NAMES - 12, y + LINE * number + 13, line.name, ends_at_x=True)
+            yield text(MARGIN + NAMES - 12, y + LINE * number + 13, line.name, ends_at_x=True)
         for number, panel in enumerate(PANELS):
             left = MARGIN + NAMES + number * PANEL
-            yield _text(left, y - 14, panel, colour=GREY)
+            yield text(left, y - 14, panel, colour=GREY)
             yield from _bars([line.bars[number] for line in group.lines], left, y)
         y += LINE * len(group.lines) + GAP
 
 
 def _bars(bars: Sequence[TimeBar], left: int, top: int) -> Iterator[str]:
-    longest = max((bar.seconds or 0.0 for bar in bars), default=0.0)
-    for number, bar in enumerate(bars):
-        if bar.seconds:
-            y, width = top + LINE * number, max(1.0, (PANEL - FIGURE) * bar.seconds / longest)
-            yield f'<rect x="{left}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{bar.colour}"/>'
-            yield _text(left + width + 6, y + BAR - 3, bar.text, 12)
-
-
-def _text(x: float, y: int, text: str, size: int = 13, colour: str = INK, ends_at_x: bool = False) -> str:
-    """Text that begins, or ends, at x; y is its baseline."""
-    anchor = ' text-anchor="end"' if ends_at_x else ""
-    return f'<text x="{x:.1f}" y="{y}" font-size="{size}" fill="{colour}"{anchor}>{escape(text)}</text>'
+    longest = max((time_bar.seconds or 0.0 for time_bar in bars), default=0.0)
+    for number, time_bar in enumerate(bars):
+        if time_bar.seconds:
+            y, width = top + LINE * number, max(1.0, (PANEL - FIGURE) * time_bar.seconds / longest)
+            yield bar(left, y, width, BAR, time_bar.colour)
+            yield text(left + width + 6, y + BAR - 3, time_bar.text, 12)
