@@ -99,7 +99,7 @@ class _Shown:
     def document(self) -> dict[str, Any]:
         """Return the answer to `GET /placement`."""
         state, (served, folder) = asdict(self._supervisor.state), self.now
-        text = self._address.metrics(state["pid"], ANSWER_S) if state["phase"] == "ready" else None
+        text = self._address.metrics(state["pid"], ANSWER_S) if state["status"] == "ready" else None
         live = None if text is None else live_of(text)
         reports = list(reports_in(folder))
         running = next((report for report in reports if report.pid == state["pid"]), None)

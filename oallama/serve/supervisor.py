@@ -10,7 +10,7 @@ from typing import Literal
 from oallama.core.errors import DeviceError
 from oallama.run.process import Launch, ServerProcess, start_failure, wait_until
 
-ServerPhase = Literal["starting", "ready", "waiting", "ended"]
+ServerStatus = Literal["starting", "ready", "waiting", "ended"]
 """starting: the program loads the model; waiting: it ended and will restart."""
 
 IDLE_SHARE = 0.001  # share of a core; a program that uses more is computing
@@ -43,7 +43,7 @@ PATIENCE = Patience()
 class State:
     """State of the program. said: how it differs from the requested placement, in one sentence."""
 
-    phase: ServerPhase = "starting"
+    status: ServerStatus = "starting"
     on_device: bool = False
     device_lost: bool = False
     said: str | None = None
@@ -88,7 +88,7 @@ class Supervisor:
         try:
             self._run()
         finally:
-            self._set_phase("ended")
+            self._set_status("ended")
             self._end()
 
     def _run(self) -> None:
@@ -105,7 +105,7 @@ class Supervisor:
             if self._stopped or why is None:
                 return
             ran = self._process is not None
-            self._set_phase("waiting")
+            self._set_status("waiting")
             self._end()
             can_go_on = self.fallback is not None and self.launch is not self.fallback and self.launch.uses_device
             lost = self.device_gone() if can_go_on else None
@@ -132,7 +132,7 @@ class Supervisor:
 
     def _start(self) -> str | None:
         """Start the program and wait until it is healthy. Returns why it is not healthy, else None."""
-        self._set_phase("starting")
+        self._set_status("starting")
         try:
             process = self._process = ServerProcess(self.launch, self.server_log)
         except OSError as error:
@@ -140,7 +140,7 @@ class Supervisor:
         self.state.pid = process.pid
         why = start_failure(process, lambda pid: self._stopped or self.healthy(pid), self.patience.start_s)
         if why is None and not self._stopped:
-            self._set_phase("ready")
+            self._set_status("ready")
         return why
 
     def _watch(self) -> str | None:
@@ -157,8 +157,8 @@ class Supervisor:
                 return f"it has neither answered nor computed for {self.patience.answer_s:.0f} s"
         return process.how_it_ended() if process.has_ended else None
 
-    def _set_phase(self, phase: ServerPhase) -> None:
-        self.state.phase, self.state.ready_at = phase, time.time() if phase == "ready" else None
+    def _set_status(self, status: ServerStatus) -> None:
+        self.state.status, self.state.ready_at = status, time.time() if status == "ready" else None
 
     def _end(self) -> None:
         process, self._process = self._process, None

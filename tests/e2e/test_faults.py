@@ -52,7 +52,7 @@ COMMANDS = {
     " --profile profile.json --policy layers",
     "tune": "tune model.gguf -p 16 --time 1 --profile profile.json --json",
 }
-"""`tune` is the gate, which `run` passes too with `--tune before`. `chat` reads two messages. `serve` keeps a stand-in
+"""`tune` is what `run` does too with `--tune before`. `chat` reads two messages. `serve` keeps a stand-in
 for llama-server, and goes on until it is told to end. `run` and `chat` have one where neither memory nor a device
 matters."""
 if not ALL:
@@ -93,7 +93,7 @@ class Started:
     def serves(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
             try:
-                return bool(httpx.get(self.page, timeout=5).json()["state"]["phase"] == "ready")
+                return bool(httpx.get(self.page, timeout=5).json()["state"]["status"] == "ready")
             except httpx.RemoteProtocolError:  # there is no memory for a thread that could answer
                 return True
         return False

@@ -135,7 +135,7 @@ def test_hostile_names_of_a_report_stay_text(report: Callable[[AffinityReport], 
 #
 
 
-STATE = {"phase": "ready", "on_device": True, "said": None, "restarts": 0, "pid": 1, "ready_at": 1.0}
+STATE = {"status": "ready", "on_device": True, "said": None, "restarts": 0, "pid": 1, "ready_at": 1.0}
 RUNS = [
     BlockRuns(block="blk.1.ffn_gate.weight", batch=1, n_runs=9, n_tokens=9, cpu_s=63e-4, wait_s=18e-4, other_s=9e-4)
 ]

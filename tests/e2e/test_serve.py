@@ -191,7 +191,7 @@ def test_many_requests_one_after_another_leave_it_as_it_was(on_worker: Serving) 
 
     before, after = answered(40), answered(400)
     state = on_worker.state
-    assert (state["pid"], state["phase"], state["restarts"]) == (pid, "ready", 0)
+    assert (state["pid"], state["status"], state["restarts"]) == (pid, "ready", 0)
     assert after - before < 32 << 20
 
 
@@ -265,18 +265,18 @@ def test_a_plan_that_splits_operators_is_served_in_the_plug_in_and_without_its_d
         for time in blocks[0]["measured"]:
             parts = time["cpu_s"] + time["wait_s"] + time["other_s"]
             assert 0 < time["seconds"] == pytest.approx(parts)
-        assert sum(row["on"] == "both" for row in told["operators"]) == 3 * told["model"]["n_layer"]
+        assert sum(row["on"] == "split" for row in told["operators"]) == 3 * told["model"]["n_layer"]
         assert told["back_end"]["usable"] and told["back_end"]["stats"]["n_graphs"] > 0
         mapped = {Path(each.path).name for each in psutil.Process(told["state"]["pid"]).memory_maps()}
         assert find_plugin().name in mapped
         os.kill(server.state["pid"], signal.SIGKILL)  # the RPC server serves the next
-        until(lambda: server.state["restarts"] == 1 and server.state["phase"] == "ready")
+        until(lambda: server.state["restarts"] == 1 and server.state["status"] == "ready")
         assert server.state["on_device"]
         assert server.client().completions.create(**asked).choices[0].text == split
         worker.close()
         with contextlib.suppress(openai.APIError):  # which shows that the device is gone
             server.client().completions.create(**asked)
-        until(lambda: not server.state["on_device"] and server.state["phase"] == "ready")
+        until(lambda: not server.state["on_device"] and server.state["status"] == "ready")
         assert server.client().completions.create(**asked).choices[0].text == split
 
 
@@ -303,7 +303,7 @@ def test_an_rpc_server_that_dies_while_it_answers_is_gone_on_without(tmp_path: P
                 for _ in server.client().completions.create(**{**asked, "max_tokens": 200}, stream=True):
                     with contextlib.suppress(psutil.NoSuchProcess):
                         psutil.Process(worker.pid).kill()
-            until(lambda: server.state["device_lost"] and server.state["phase"] == "ready")
+            until(lambda: server.state["device_lost"] and server.state["status"] == "ready")
             told = [line for line in server.said.splitlines() if "llama-server" in line or "lost" in line]
             assert len(told) == 1 and f"cannot reach an RPC server at {worker.endpoint}" in told[0], server.said
             assert server.state["restarts"] == 1 and "--rpc" not in server.words()

@@ -68,7 +68,7 @@ class Kept:
         assert self.thread.is_alive(), self.error
 
     def until_ready(self, restarts=0):
-        self.until(lambda: self.state.phase == "ready" and self.state.restarts >= restarts)
+        self.until(lambda: self.state.status == "ready" and self.state.restarts >= restarts)
 
     def end(self):
         self.thread.join(PATIENCE_S)
@@ -106,7 +106,7 @@ def test_it_is_not_ready_while_the_model_is_loading(keep):
     until(lambda: kept.logged)
     n_looks = len(kept.looks)
     kept.until(lambda: len(kept.looks) > n_looks + 2)
-    assert kept.state.phase == "starting"
+    assert kept.state.status == "starting"
     kept.order("")
     kept.until_ready()
     kept.supervisor.stop()
@@ -133,7 +133,7 @@ def test_what_answers_at_its_port_while_it_does_not_listen_is_told_no_key_and_no
         threading.Thread(target=stranger.serve_forever, args=(0.02,), daemon=True).start()
         kept = keep(ready=False, address=chosen, orders="deaf")
         kept.until(lambda: len(kept.looks) > 3)
-        assert kept.state.phase == "starting" and not any(kept.looks) and not heard
+        assert kept.state.status == "starting" and not any(kept.looks) and not heard
         stranger.shutdown()
     kept.order("")
     kept.until_ready()

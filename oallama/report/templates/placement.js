@@ -27,7 +27,7 @@
       return;
     }
     const { state, live } = placement;
-    say("state", state.phase);
+    say("state", state.status);
     say("said", state.said ?? "");
     places.get("said").hidden = !state.said;
     say("generation", rate(live?.generation));
