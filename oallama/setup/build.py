@@ -21,7 +21,7 @@ from oallama.core.temporary import temporary_folder
 from oallama.setup.console import Console, SetupError, Step, run
 from oallama.setup.gpu import GpuBackend
 from oallama.setup.machine import Compiler, Cpu, build_jobs, check_own, platform_tag
-from oallama.setup.prebuilt import digest, fetch, unpack
+from oallama.setup.prebuilt import digest, download, unpack
 from oallama.setup.uv import find_uv, package_environment
 
 LOCK = Path(__file__).with_name("locked.txt")
@@ -136,7 +136,7 @@ def compile_build(console: Console, step: Step, build: Build, python: Path, env:
     jobs = build_jobs(env)
     minutes = max(1, round(CORE_MINUTES.get(name, CORE_MINUTES_OTHER) / jobs))
     step.announce(f"fetching and compiling llama.cpp, {jobs} jobs: about {minutes} min, once")
-    source = fetch_source(console, step, work, python, env)
+    source = download_source(console, step, work, python, env)
     packages = package_environment(env, python)
     tools = work / "tools"
     command = [find_uv(python, env), "pip", "install", "--python", str(python), "--target", str(tools)]
@@ -172,7 +172,7 @@ def cmake_build(
     run(console, step, command, env, f"compiling {what}")
 
 
-def fetch_source(console: Console, step: Step, work: Path, python: Path, env: Mapping[str, str]) -> Path:
+def download_source(console: Console, step: Step, work: Path, python: Path, env: Mapping[str, str]) -> Path:
     """Unpack llama.cpp's sources to `work`/source, unless done before; return that folder. The package stays in the
     cache. Raises SetupError."""
     source = work / "source"
@@ -183,7 +183,7 @@ def fetch_source(console: Console, step: Step, work: Path, python: Path, env: Ma
             folder.mkdir(parents=True, exist_ok=True)
         with temporary_folder("new-", work) as draft:
             if not kept.is_file() or digest(kept) != SOURCE.sha256:
-                fetch(_find_source(console, step, draft, python, env), SOURCE.sha256, draft / kept.name, step)
+                download(_find_source(console, step, draft, python, env), SOURCE.sha256, draft / kept.name, step)
                 shutil.move(draft / kept.name, kept)
             unpack(kept, draft / "unpacked", package)
             (draft / "unpacked" / package / SOURCE.folder).replace(source)

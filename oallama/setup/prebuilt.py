@@ -74,7 +74,7 @@ def _unpacked(given: str, sha256: str, cache: Path, step: Step) -> Path:
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder("new-", folder.parent) as draft:
-            fetch(given, sha256, draft / "archive", step)
+            download(given, sha256, draft / "archive", step)
             unpack(draft / "archive", draft / "unpacked", given)
             _libraries(draft / "unpacked", given)
             (draft / "unpacked").replace(folder)
@@ -82,7 +82,7 @@ def _unpacked(given: str, sha256: str, cache: Path, step: Step) -> Path:
     return folder
 
 
-def fetch(source: str, sha256: str, archive: Path, step: Step) -> None:
+def download(source: str, sha256: str, archive: Path, step: Step) -> None:
     """Copy a file or download it, and check the copy, which no other user can change."""
     address = Path(source).absolute().as_uri() if Path(source).is_file() else source
     try:

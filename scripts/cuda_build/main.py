@@ -29,7 +29,7 @@ from cuda_build.recipe import (
 from cuda_build.toolkit import Toolkit, assemble, toolkit_in, unpack_wheel
 from ggml_bridge.library import LLAMA_CPP_PYTHON_VERSION
 from oallama.core.files import cache_folder
-from oallama.setup.build import SOURCE, cmake_build, fetch_source
+from oallama.setup.build import SOURCE, cmake_build, download_source
 from oallama.setup.console import Console, Step, capture, guarded, lock, run
 from oallama.setup.machine import build_jobs, check_compiler, find_compiler, platform_tag
 from oallama.setup.uv import package_environment, packages_folder
@@ -57,7 +57,7 @@ def _main(console: Console, options: argparse.Namespace) -> int:
         console.open_log()
         packages = package_environment(env, python)
         with console.step("source", f"fetching llama.cpp {SOURCE.release}") as step:
-            source = fetch_source(console, step, work, python, env)
+            source = download_source(console, step, work, python, env)
             _fetch_wheels(console, step, python, work, packages)
             step.result = f"source of llama.cpp {SOURCE.release} and wheels for Python {PYTHON}"
         check_compiler(find_compiler(env), env)
