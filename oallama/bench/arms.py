@@ -48,7 +48,7 @@ _VARIANT = re.compile(r"(.+)(?:-ub([1-9][0-9]{0,6})|@([0-9]{1,2}))")
 class ArmMaker:
     """Makes arms for one model, device and set of tests.
 
-    rules: of the arm oato. auto: makes the arm `auto` with a device (autotune/); None: the plan that is predicted to be
+    rules: of the arm oato. auto: makes the arm `auto` with a device (tune/); None: the plan that is predicted to be
     the fastest. step: of decode. drafter: makes the drafts of arms `NAME+draftN`; accepted: their acceptance rates by
     position.
     """

@@ -10,7 +10,7 @@ from oallama.bench.ab import Bench
 from oallama.bench.arms import STOCK_BEST, STOCK_CPU, STOCK_FIT, ArmMaker
 from oallama.bench.records import BenchTest, Setting
 from oallama.core.errors import UsageError
-from oallama.core.options import STOCK_BATCH, STOCK_UBATCH
+from oallama.core.options import DEFAULT_BATCH, DEFAULT_UBATCH
 from oallama.placer import Placer
 from oallama.placer.stock import memory_cap, stock_load
 
@@ -37,7 +37,9 @@ def default_arms(placer: Placer) -> tuple[str, ...]:
     return (STOCK_BEST if placer.has_device else STOCK_CPU, "auto")
 
 
-def setting_of(placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH, of_text: bool = False) -> Setting:
+def setting_of(
+    placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = DEFAULT_BATCH, of_text: bool = False
+) -> Setting:
     """The placer's device, threads, attention and memory cap for arms. Raises what a no_alloc load raises."""
     load = stock_load(placer, n_ctx, n_ubatch, n_batch)
     return Setting(load, memory_cap(placer, load), of_text)
@@ -59,7 +61,7 @@ def shared_setting(placer: Placer, tests: Sequence[BenchTest], n_parallel: int =
             f"-c {n_ctx} cannot hold the {needed} tokens of the longest prompt, generation and depth{of_requests}; "
             "raise it"
         )
-    return setting_of(placer, n_ctx, options.n_ubatch or STOCK_UBATCH, options.n_batch or STOCK_BATCH)
+    return setting_of(placer, n_ctx, options.n_ubatch or DEFAULT_UBATCH, options.n_batch or DEFAULT_BATCH)
 
 
 def prepare(maker: ArmMaker, arms: Sequence[str], **options: Any) -> Bench:

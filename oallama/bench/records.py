@@ -79,7 +79,7 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
     """An arm: options of stock llama.cpp (`stock`) or a plan as JSON (`plan`). For the reader: search: how it was
-    found, in steps {flag, value, seconds or note}; gate: the result of tuning behind it, as JSON."""
+    found, in steps {flag, value, seconds or note}; tuning: the result behind it, as JSON."""
 
     name: str
     setting: Setting
@@ -90,7 +90,7 @@ class ArmSpec:
     bound: Mapping[str, float] | None = None  # a lower bound of any placement's seconds
     search: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
-    gate: Mapping[str, Any] | None = None
+    tuning: Mapping[str, Any] | None = None
     draft: Draft | None = None  # how drafts are made; of a plan, its own
 
 

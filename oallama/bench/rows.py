@@ -81,7 +81,7 @@ def _row(result: BenchResult, series: Series, index: int) -> Row:
         "bound": None if arm.spec.bound is None else dict(arm.spec.bound),
         "search": [dict(step) for step in arm.spec.search],
         "notes": list(arm.spec.notes),
-        "gate": None if arm.spec.gate is None else dict(arm.spec.gate),
+        "tuning": None if arm.spec.tuning is None else dict(arm.spec.tuning),
         "warnings": [*result.warnings, *arm.report.warnings],
         "interrupted": result.interrupted,
         "idle_cpu_share": arm.idle_cpu_share,

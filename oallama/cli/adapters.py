@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from oallama.cli.help import passed_options
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.core.options import STOCK_UBATCH
+from oallama.core.options import DEFAULT_UBATCH
 from oallama.run.server_options import adapter_paths
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def placer_beside_adapters(placer: Placer) -> Placer:
     n_bytes = sum(sum(adapter.n_bytes.values()) for adapter in adapters)
     if not n_bytes or not placer.has_device:
         return placer
-    limit = memory_cap(placer, stock_load(placer, STOCK_UBATCH, STOCK_UBATCH, STOCK_UBATCH)).device_bytes or 0
+    limit = memory_cap(placer, stock_load(placer, DEFAULT_UBATCH, DEFAULT_UBATCH, DEFAULT_UBATCH)).device_bytes or 0
     return placer.keeping_free(n_bytes, limit, WHAT, "use fewer, or more --vram")
 
 

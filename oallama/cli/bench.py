@@ -201,8 +201,8 @@ request_options = as_record("requests", RequestOptions)
 @shared.profile_option
 @option("--reload", is_flag=True, group=Group.TIMED, advanced=True,
         help="Reload each arm for each turn; automatic if the arms do not fit together.")  # fmt: skip
-@shared.gate_option
-@shared.refresh_gate_option
+@shared.tuned_option
+@shared.retune_option
 @option("--progress/--no-progress", default=None, advanced=True, show_default="on a terminal", help="Show progress.")
 def command(
     model: str,
@@ -215,8 +215,8 @@ def command(
     policy: PolicyOptions,
     profile: str | None,
     reload: bool,
-    gate: bool,
-    refresh_gate: bool,
+    tuned: bool,
+    retune: bool,
     progress: bool | None,
 ) -> None:
     """Compare policies and stock llama.cpp by interleaved measurements under one memory cap.
@@ -232,15 +232,15 @@ def command(
     arm is, with the 95 % interval. The placement is read back after the load. An arm gets no ratio if its weights lie
     elsewhere than planned, or if its configuration is the first arm's. Stock arms load no oallama plugin.
     """
-    from oallama.autotune.run import tuned_arm
     from oallama.bench.ab import run_bench
     from oallama.bench.arms import ArmMaker
     from oallama.bench.prepare import bench_tests, default_arms, prepare, shared_setting
     from oallama.placer import Placer
     from oallama.profile.acceptance import PUBLISHED
+    from oallama.tune.run import tuned_arm
 
-    if refresh_gate and not gate:
-        raise UsageError("--no-gate cannot be combined with --refresh-gate")
+    if retune and not tuned:
+        raise UsageError("--no-tuned cannot be combined with --retune")
     if policy.rules.need_oato and "oato" not in (arms or ()):
         raise UsageError("--affinity and --fill apply only to arm oato; add it to --arms")
     check_result(results.output[1])
@@ -248,7 +248,7 @@ def command(
     placer = Placer.of_file(model, options, profile)
     note_unused(placer)
     setting = shared_setting(placer, tests, requests.n_parallel)
-    auto = partial(tuned_arm, refresh=refresh_gate) if gate else None
+    auto = partial(tuned_arm, refresh=retune) if tuned else None
     with turn_bar(progress) as shown:
         step = DecodeStep(requests.n_parallel, n_slots=requests.n_parallel)
         rates = requests.accepted or PUBLISHED

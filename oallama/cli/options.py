@@ -164,9 +164,9 @@ flash_attention_option = option(
 ATTENTION = (type_k_option, type_v_option, flash_attention_option)
 CONTEXT = (context_option, batch_option, ubatch_option, *ATTENTION)
 
-gate_option = option(
-    "--gate/--no-gate", default=True, show_default="on", group=Group.PLACEMENT, advanced=True,
-    help="Policy auto: compare the best plan with stock llama.cpp once, and use it only if it is faster.",
+tuned_option = option(
+    "--tuned/--no-tuned", default=True, show_default="on", group=Group.PLACEMENT, advanced=True,
+    help="Policy auto: use the plan that tuning found. --no-tuned: the plan that is predicted to be fastest, untested.",
 )  # fmt: skip
 
 late_option = option(
@@ -175,8 +175,8 @@ late_option = option(
     "placement.",
 )  # fmt: skip
 
-refresh_gate_option = option(
-    "--refresh-gate", is_flag=True, group=Group.PLACEMENT, advanced=True,
+retune_option = option(
+    "--retune", is_flag=True, group=Group.PLACEMENT, advanced=True,
     help="Policy auto: measure again even if an earlier result is still valid.",
 )  # fmt: skip
 

@@ -13,7 +13,6 @@ import click
 
 from oallama.cli import options as shared
 from oallama.cli.adapters import check_adapters, placer_beside_adapters
-from oallama.cli.autotune import at_once, measured
 from oallama.cli.help import Group, option, passed_options
 from oallama.cli.output import busy, log
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused, policy_options
@@ -22,6 +21,7 @@ from oallama.cli.records import Decorator, as_record
 from oallama.cli.routing import counting
 from oallama.cli.signals import somebody_watches
 from oallama.cli.speculation import StepOptions, step_options
+from oallama.cli.tuning import at_once, measured
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import Workload
@@ -57,7 +57,7 @@ class PlacementOptions:
     policy: PolicyOptions
     options: Options
     profile: str | None
-    gate: bool
+    tuned: bool  # for policy auto: use what tuning found
     tune: str
     step: StepOptions = field(default_factory=StepOptions)
 
@@ -72,14 +72,18 @@ class PlacementOptions:
         """Return these options for half of that many slots in use, unless a number was requested. A given plan does not
         change; nor does a measured plan, which is for a single request, unless a number was requested."""
         requested = self.step.expected
-        if self.plan_file is not None or (
-            self.gate and self.policy.is_auto and not self.step.drafts and requested is None
-        ):
+        if self.plan_file is not None or (self.uses_tuning and not self.step.drafts and requested is None):
             return self
         expected = requested or max(1, slots // 2)
         if requested is None:
             log(f"note: planned for {expected} requests in flight (--expect-parallel)")
-        return replace(self, step=replace(self.step, expected=expected, slots=slots), gate=self.gate and expected == 1)
+        step = replace(self.step, expected=expected, slots=slots)
+        return replace(self, step=step, tuned=self.tuned and expected == 1)
+
+    @property
+    def uses_tuning(self) -> bool:
+        """Whether the plan is the one that tuning found."""
+        return self.tuned and self.policy.is_auto
 
     def check_depth(self, n_depth: int | None) -> None:
         """Raise UsageError for -d together with --plan."""
@@ -127,12 +131,11 @@ class PlacementOptions:
         no plan was measured yet)."""
         workload = self.step.workload(workload)
         placer.drafter = self.step.drafter(placer)
-        gated = self.gate and self.policy.is_auto
-        tuned = gated and (not self.step.drafts or self.step.is_tuned(placer))
+        tuned = self.uses_tuning and (not self.step.drafts or self.step.is_tuned(placer))
         on_cpu = self.policy.keeps_to_cpu(placer)
         if self.step.drafts and not tuned:
             planned = cpu_plan if on_cpu and placer.drafter is None else self.policy.plan
-            waits = gated and self.step.repeats and not on_cpu and self.tune != "before"
+            waits = self.uses_tuning and self.step.repeats and not on_cpu and self.tune != "before"
             if waits and placer.known_profile is None:
                 planned = stock_plan
             return self._noted(self.step.plan(placer, workload, planned)), False
@@ -180,7 +183,7 @@ def placement_options(tune: Decorator = shared.tune_option, workload: Sequence[D
         step_options,
         shared.gathered(*shared.PLACEMENT, *workload, *shared.CONTEXT, shared.late_option),
         shared.profile_option,
-        shared.gate_option,
+        shared.tuned_option,
         tune,
     )  # fmt: skip
 

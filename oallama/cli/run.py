@@ -11,13 +11,13 @@ import click
 
 from oallama.cli import output
 from oallama.cli import placement_options as placement
-from oallama.cli.autotune import tune_after, tuning_gain
 from oallama.cli.help import Group, ServerCommand, option
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, json_option, model_option
 from oallama.cli.prompt import model_and_prompt, read_prompt, text_of_file
 from oallama.cli.sampling import AnswerOptions, answer_options, length_option
 from oallama.cli.signals import somebody_watches
+from oallama.cli.tuning import tune_after, tuning_gain
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.types import Operator, Predicted, Workload
 from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oallama.cli.autotune import tuning_gain
 from oallama.cli.output import log
 from oallama.cli.placement_options import PlacementOptions
 from oallama.cli.projector import ProjectorOptions
 from oallama.cli.routing import counting
+from oallama.cli.tuning import tuning_gain
 from oallama.core.errors import OallamaError
 from oallama.core.routing import ExpertCounts
 from oallama.core.types import Workload
@@ -57,7 +57,9 @@ def served_model(
         embedding_plan = placer.with_outputs(served.plan, 0)
         served = replace(served, plan=embedding_plan or served.plan)
         if embedding_plan is None:
-            log("note: no embeddings: the plan leaves the device no room for them; --no-gate without --plan makes room")
+            log(
+                "note: no embeddings: the plan leaves the device no room for them; --no-tuned without --plan makes room"
+            )
     served = replace(served, plan=with_repeated_drafts(placer, served.plan))
     with counting(placer, count_experts) as count:
         yield ServedModel(placer, served, pictures, asked.plan_file is None, count)
@@ -174,7 +176,7 @@ def _reason(placer: Placer, options: PlacementOptions, plan: Plan) -> str:
     if options.policy.keeps_to_cpu(placer):
         found_none = options.policy.uses_device and placer.options.device in (None, "auto")
         return "no GPU found: running on the CPU" if found_none else "running on the CPU, as requested"
-    if options.gate and options.policy.is_auto:
+    if options.uses_tuning:
         return f"using {policy_on(plan.policy, plan.device)}, the fastest measured here"
     return f"using policy {plan.policy}, not compared with llama.cpp's placement"
 

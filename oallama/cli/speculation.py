@@ -91,7 +91,7 @@ class StepOptions:
 
         if (drafter := placer.drafter) is not None:
             check_room(placer, drafter.least_bytes, plan.memory.limit)  # more of it is known once the card is timed
-            log("note: no drafts until `oallama tune` has measured whether they pay here; --no-gate uses them now")
+            log("note: no drafts until `oallama tune` has measured whether they pay here; --no-tuned uses them now")
 
     def plan(self, placer: Placer, workload: Workload, plan: Callable[[Placer, Workload], Plan]) -> Plan:
         """Return the plan with the requested drafts. Raises as planned_with_drafts."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from oallama.cli import options as shared
-from oallama.cli.autotune import measured
 from oallama.cli.help import Command, Group, option
 from oallama.cli.output import busy, emit_json, log
 from oallama.cli.records import count
 from oallama.cli.speculation import StepOptions, draft_options
+from oallama.cli.tuning import measured
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 
@@ -29,7 +29,7 @@ from oallama.core.options import Options
     group=Group.PLACEMENT,
     help="Time limit for comparing plans.\f Timing the machine is extra.",
 )  # fmt: skip
-@shared.refresh_gate_option
+@shared.retune_option
 @shared.json_option
 def command(
     model: str,
@@ -39,7 +39,7 @@ def command(
     step: StepOptions,
     profile: str | None,
     seconds: int | None,
-    refresh_gate: bool,
+    retune: bool,
     as_json: bool,
 ) -> None:
     """Time this machine, compare the best plans with the fastest options of llama.cpp, and keep the result.
@@ -71,8 +71,8 @@ def command(
     if corrected:
         log(f"oallama: planning again with the times of earlier runs: {corrected}")
     workload = in_tuned_context(placer, placer.workload(n_prompt or 1, 0, n_past=n_depth or 0))
-    kinds = classes_in(workload.n_ctx) if n_prompt is None and n_depth is None else (class_of(workload),)
-    refresh, ends = refresh_gate or bool(corrected), "Ctrl-C stops and keeps the results so far"
-    tuning = measured(placer, workload, kinds, seconds, refresh=refresh, ends=ends)
+    classes = classes_in(workload.n_ctx) if n_prompt is None and n_depth is None else (class_of(workload),)
+    refresh, ends = retune or bool(corrected), "Ctrl-C stops and keeps the results so far"
+    tuning = measured(placer, workload, classes, seconds, refresh=refresh, ends=ends)
     if as_json:
         emit_json({**tuning.result.document, "remembered": tuning.remembered})

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli import options as shared
-from oallama.cli.autotune import tell_doubt
 from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import is_file, model_file, unknown_model
 from oallama.cli.output import busy, each_awaited, emit_json, log, show
 from oallama.cli.policy import PolicyName
 from oallama.cli.records import count, parsed
 from oallama.cli.speculation import parallel_option
+from oallama.cli.tuning import tell_doubt
 from oallama.core.errors import UsageError
 from oallama.core.text import suggestion
 from oallama.device.cards import CARDS, USUAL_CARDS, pc, preset

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from oallama import __version__
 from oallama.core.errors import PlanError
-from oallama.core.options import STOCK_UBATCH
+from oallama.core.options import DEFAULT_UBATCH
 from oallama.core.types import Workload
 from oallama.placer.stock import memory_cap, stock_load
 from oallama.plan.plan import Plan
@@ -39,7 +39,7 @@ def result_key(target: ModelOnDevice, n_ctx: int, cap: Cap | None = None) -> Key
     """The conditions of a result for this model, devices and context. cap: memory cap of the devices; None: by a
     no_alloc load. Raises what that raises."""
     options, attention = target.options, target.attention
-    cap = cap or memory_cap(target, stock_load(target, n_ctx, options.n_ubatch or STOCK_UBATCH))
+    cap = cap or memory_cap(target, stock_load(target, n_ctx, options.n_ubatch or DEFAULT_UBATCH))
     memory, *other_steps = map(memory_step, cap.of_each or (cap.device_bytes or 0,))
     return Key(
         model=target.model.fingerprint,
@@ -84,8 +84,8 @@ def tuned_plan(target: ModelOnDevice, workload: Workload, result: TuneResult | N
     """The measured plan for a workload's class, or for the nearest class; None: no result. result: the measurements;
     None: the cached ones. Raises as result_key."""
     result = result or _known(target, workload.n_ctx)
-    kind = class_of(workload)
-    class_result = result.nearest(kind) if result is not None else None
+    workload_class = class_of(workload)
+    class_result = result.nearest(workload_class) if result is not None else None
     if result is None or class_result is None:
         return None
     try:
@@ -93,4 +93,4 @@ def tuned_plan(target: ModelOnDevice, workload: Workload, result: TuneResult | N
         plan.check(target.model, target.operators)
     except PlanError:  # the file was changed
         return None
-    return Tuned(replace(plan, model_path=target.model.path), kind, class_result)
+    return Tuned(replace(plan, model_path=target.model.path), workload_class, class_result)

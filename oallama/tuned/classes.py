@@ -50,5 +50,13 @@ def class_of(workload: Workload) -> WorkloadClass:
 def classes_in(n_ctx: int) -> tuple[WorkloadClass, ...]:
     """The classes that a context holds, the most frequent first: without history, then with it."""
     classes = [WorkloadClass(length, history) for history in (False, True) for length in LENGTHS]
-    fitting = [kind for kind in classes if class_of(kind.workload(n_ctx, 1)).length == kind.length]
-    return tuple(kind for kind in fitting if not kind.history or kind.workload(n_ctx, 1).n_past >= LEAST_HISTORY)
+    fitting = [
+        workload_class
+        for workload_class in classes
+        if class_of(workload_class.workload(n_ctx, 1)).length == workload_class.length
+    ]
+    return tuple(
+        workload_class
+        for workload_class in fitting
+        if not workload_class.history or workload_class.workload(n_ctx, 1).n_past >= LEAST_HISTORY
+    )

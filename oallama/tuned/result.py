@@ -1,7 +1,7 @@
 """Measurements for the classes of workloads under one key, and the result. Pure.
 
 For each class the most promising configurations of stock llama.cpp are measured, always with --fit; the fastest is the
-rival. Our plans are compared with it one after another, in the order of autotune/candidates.py. A plan wins as soon as
+rival. Our plans are compared with it one after another, in the order of tune/candidates.py. A plan wins as soon as
 the whole interval of its speed ratio is above 1 (speed_interval). It loses as soon as the interval's upper end is below
 WORTH, after MOST_PAIRS pairs, or if its first word is late. If no plan wins, the rival's plan is used. By default no
 plan is used whose first word comes more than LATE times as late as with --fit.
@@ -72,7 +72,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class StockTry:
+class StockTrial:
     """A configuration of stock llama.cpp, with n_draft drafts per step. speed None: not measured, e.g. as it is the
     only configuration. fault: why it cannot be used, else empty. device: the only device that it uses of several; "":
     all requested devices."""
@@ -154,7 +154,7 @@ class ClassResult:
     n_gen: Size
     n_measured: Size  # tokens that are generated in a turn (one sample of one arm)
     turn_s: float = 0.0  # predicted seconds of a turn
-    tries: tuple[StockTry, ...] = ()
+    tries: tuple[StockTrial, ...] = ()
     rival: Count = 0
     stock_plan: str = ""
     races: tuple[ABTest, ...] = ()
@@ -170,7 +170,7 @@ class ClassResult:
         return None if self.won else next((ab_test for ab_test in self.races if ab_test.standing == "open"), None)
 
     @property
-    def open_tries(self) -> tuple[StockTry, ...]:
+    def open_tries(self) -> tuple[StockTrial, ...]:
         """Configurations of stock llama.cpp that are still to be measured: none if there is only one, or once the rival
         is chosen."""
         waits = len(self.tries) > 1 and not self.stock_plan
@@ -192,9 +192,9 @@ class ClassResult:
         """Replace the A/B test of that plan."""
         return replace(self, races=tuple(ab_test if test.plan == ab_test.plan else test for test in self.races))
 
-    def with_try(self, tried: StockTry) -> ClassResult:
+    def with_try(self, tried: StockTrial) -> ClassResult:
         """Replace the results of those options."""
-        tries = tuple(tried if stock_try.options == tried.options else stock_try for stock_try in self.tries)
+        tries = tuple(tried if stock_trial.options == tried.options else stock_trial for stock_trial in self.tries)
         return replace(self, tries=tries)
 
     def fastest(self, late_may_win: bool) -> int:
@@ -303,19 +303,19 @@ class TuneResult:
         """Raises PlanError if the file was changed."""
         return Plan.from_json(dict(self.plans[fingerprint]), "a plan of the result")
 
-    def of(self, kind: WorkloadClass) -> ClassResult | None:
-        return next((result for result in self.classes if result.of == kind), None)
+    def of(self, workload_class: WorkloadClass) -> ClassResult | None:
+        return next((result for result in self.classes if result.of == workload_class), None)
 
-    def __getitem__(self, kind: WorkloadClass) -> ClassResult:
+    def __getitem__(self, workload_class: WorkloadClass) -> ClassResult:
         """Raises KeyError for a class without results."""
-        if (result := self.of(kind)) is None:
-            raise KeyError(kind.name)
+        if (result := self.of(workload_class)) is None:
+            raise KeyError(workload_class.name)
         return result
 
-    def nearest(self, kind: WorkloadClass) -> ClassResult | None:
+    def nearest(self, workload_class: WorkloadClass) -> ClassResult | None:
         """The nearest settled class, at most a step away; None if there is none."""
-        near = [result for result in self.classes if result.settled and result.of.distance(kind) <= 1]
-        return min(near, key=lambda result: result.of.distance(kind), default=None)
+        near = [result for result in self.classes if result.settled and result.of.distance(workload_class) <= 1]
+        return min(near, key=lambda result: result.of.distance(workload_class), default=None)
 
     def with_class(self, changed: ClassResult) -> TuneResult:
         """Replace the result of that class, or add it."""

@@ -55,7 +55,7 @@ def write_result(result: TuneResult) -> None:
 def _is_sound(tuned: TuneResult) -> bool:
     """Whether its seconds can be compared, each rival but --fit was measured, as --fit was, and all plans exist."""
     ab_tests = [ab_test for result in tuned.classes for ab_test in result.races]
-    speeds = [stock_try.speed for result in tuned.classes for stock_try in result.tries if stock_try.speed]
+    speeds = [stock_trial.speed for result in tuned.classes for stock_trial in result.tries if stock_trial.speed]
     speeds += [speed for ab_test in ab_tests for pair in ab_test.pairs for speed in pair]
     rivals = [(result.tries, result.rival) for result in tuned.classes if result.rival]
     plans = [result.stock_plan for result in tuned.classes if result.stock_plan]

@@ -1,4 +1,4 @@
-"""Races for tests of the gate: arms are loaded once each in their process; how long a turn takes, and the time that
+"""Races for tests of tuning: arms are loaded once each in their process; how long a turn takes, and the time that
 passes, is what a test says."""
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from oallama.autotune.run import Tuning, tune
 from oallama.bench.ab import Bench, ProgressCallback, run_bench
 from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, LoadReport, Sample
 from oallama.core.types import Workload
 from oallama.placer import Placer
+from oallama.tune.run import Tuning, tune
 
 LOAD = Workload(64, 32, 1024)
 SLOWER, FASTER = 1.5, 1 / 1.5  # seconds of a plan, stock's being 1
@@ -78,7 +78,7 @@ class Measured:
             return made
         return replace(made, arms=(made.arms[0], *(replace(a, problems=(self.problem,)) for a in made.arms[1:])))
 
-    def gate(self, placer: Placer, workload: Workload = LOAD, **options: Any) -> Tuning:
+    def tune(self, placer: Placer, workload: Workload = LOAD, **options: Any) -> Tuning:
         def begin(_: object, seconds: float) -> None:
             self.given_s.append(seconds)
 

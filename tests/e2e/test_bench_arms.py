@@ -404,7 +404,7 @@ def test_plans_are_made_for_the_depth_of_the_tests_and_predict_each_of_them(mode
     assert token["ttft_s"] == 0 < token["total_s"] == pytest.approx(4 * token["tpot_s"])
 
 
-def test_where_the_gate_says_stock_the_very_configuration_of_the_stock_arm_is_loaded(moe: Path) -> None:
+def test_where_tuning_says_stock_the_very_configuration_of_the_stock_arm_is_loaded(moe: Path) -> None:
     """So that it counts as 1.0 by identity: every weight, buffer and parameter read back is the same."""
     placer = Placer.load(moe, device=WORKER, threads=1, profile=slow_cpu_fast_card(moe, 1e9))
     asked = setting(moe, WORKER, n_ubatch=128)

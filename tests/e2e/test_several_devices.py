@@ -27,7 +27,6 @@ from processes import ROOT
 from seeds import crossed
 
 from ggml_bridge.child import run_in_child
-from oallama.autotune.run import Tuning, tune
 from oallama.bench.arms import ArmMaker
 from oallama.bench.prepare import default_arms, shared_setting
 from oallama.bench.process import ArmProcess
@@ -44,14 +43,15 @@ from oallama.placer import Given, Placer
 from oallama.placer.report import report_over
 from oallama.placer.tuned import result_key, tuned_plan
 from oallama.plan.plan import Plan
-from oallama.planner.placement import DeviceSplits
+from oallama.planner.placement import DeviceSlices
 from oallama.planner.policies.stock import MOST_PROMISING
-from oallama.planner.policies.stock_over import stock_over
+from oallama.planner.policies.stock_devices import stock_over_devices
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.report.html import affinity_html
 from oallama.report.operators import report_document, report_tables
 from oallama.report.placement_page import Served, placement_html
 from oallama.report.table import plain
+from oallama.tune.run import Tuning, tune
 from oallama.tuned.result import MOST_TESTS, ClassResult, Key
 from oallama.tuned.store import result_path
 
@@ -176,7 +176,7 @@ def test_stocks_own_placement_is_a_rival_over_all_cards_and_on_each_alone(models
     assert default_arms(placer) == ("stock-fit", "stock-fit@0", "stock-fit@1", "auto")
     over, *alone = (maker.make(name) for name in default_arms(placer)[:3])  # the last is a plan
     assert over.stock is not None and len(over.stock.device_layers) == 2 and min(over.stock.device_layers) > 0
-    likely = stock_over(placer.problem("on"), placer.workload(64, 16, 256))
+    likely = stock_over_devices(placer.problem("on"), placer.workload(64, 16, 256))
     assert likely is not None, "as what-if takes --fit to do"
     pairs = zip(likely.placement.device_layers, over.stock.device_layers, strict=True)
     assert all(abs(ours - theirs) <= 1 for ours, theirs in pairs)
@@ -214,7 +214,7 @@ def beside_each(path: Path, share: Share, on_host: Where = nothing, bare: bool =
         return share(operator) is None and movable(operator) and not left
 
     first, layers = (BORDER, 0) if bare else (0, BORDER)
-    second = DeviceSplits(settings=SplitSettings(table, fields.get("streaming")))
+    second = DeviceSlices(settings=SplitSettings(table, fields.get("streaming")))
     return forced(
         path, TWO, share, whole=whole, first_device_layer=first, device_layers=(layers, n_layer + 1 - BORDER),
         token_assignment=table, behind_first=(second,), gg_bytes=int(bare), **fields,
@@ -267,7 +267,7 @@ def test_splits_beside_each_device_have_stocks_numbers(
 
 
 #
-# the gate
+# tuning
 #
 
 
@@ -289,7 +289,7 @@ def raced(race: Measured, models: Path, planned: Path, cache: Path) -> tuple[Pla
     """What a race finds for short questions."""
     shutil.copytree(planned, cache)
     placer = to_tune(models)
-    found = race.gate(placer, ASKED)
+    found = race.tune(placer, ASKED)
     (made,) = found.result.classes
     return placer, found, made
 
@@ -307,7 +307,7 @@ def test_a_plan_over_both_cards_that_wins_is_loaded_to_the_byte(
     fresh = to_tune(models)
     tuned = tuned_plan(fresh, ASKED)
     assert tuned is not None and tuned.plan.to_json() == found.plan.to_json()
-    asked = PlacementOptions(None, PolicyOptions(), fresh.options, None, gate=True, tune="off")
+    asked = PlacementOptions(None, PolicyOptions(), fresh.options, None, tuned=True, tune="off")
     with click.Context(click.Command("run")):
         assert asked.made_plan(fresh, ASKED) == (tuned.plan, False)
     engine = Mock(return_value=nullcontext(Mock()))

@@ -25,7 +25,7 @@ n-gen = 0
 [[setting]]
 model = ["models/a.gguf", "models/b.gguf"]
 pg = ["64,16", "256,16"]
-no-gate = true
+no-tuned = true
 [[setting]]
 model = "models/a.gguf"
 vram = "3GiB"
@@ -59,12 +59,12 @@ def test_a_list_is_a_comparison_for_each_value(matrix):
     cells = cells_of(matrix)
     both = "arms stock-fit,oato"
     assert [cell.name for cell in cells] == [
-        *(f"model {name}, {both}, pg {pg},16, no-gate True" for name in "ab" for pg in (64, 256)),
+        *(f"model {name}, {both}, pg {pg},16, no-tuned True" for name in "ab" for pg in (64, 256)),
         "model a, arms stock-ngl,auto, pg 64,16, vram 3GiB",
     ]
     words = " ".join(cells[4].command)
     assert "--arms stock-ngl,auto" in words
-    assert "--no-gate" in cells[0].command and "--no-gate" not in words
+    assert "--no-tuned" in cells[0].command and "--no-tuned" not in words
 
 
 @pytest.mark.parametrize(

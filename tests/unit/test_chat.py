@@ -80,7 +80,7 @@ def test_what_is_no_conversation_is_refused_in_a_sentence(text, said):
 
 def test_exchanges_begin_with_the_user():
     greeted = Conversation("s", (Message("assistant", "hello"), *talk(3).messages, Message("assistant", "more")))
-    assert greeted.n_exchanges == 3
+    assert greeted.n_turns == 3
     assert greeted.without_oldest(0) == greeted
     assert contents(greeted.without_oldest(1)) == ["q1", "a1", "q2", "a2", "more"]
     assert greeted.without_oldest(1).system == "s"
@@ -93,7 +93,7 @@ def test_exchanges_begin_with_the_user():
 def test_as_few_of_the_oldest_are_dropped_as_must_be(n):
     made = talk(n).with_message("user", "last")
     for room in range(1, n + 2):  # exchanges that fit
-        assert fewest_dropped(made, lambda shorter, room=room: shorter.n_exchanges <= room) == n + 1 - room
+        assert fewest_dropped(made, lambda shorter, room=room: shorter.n_turns <= room) == n + 1 - room
     assert fewest_dropped(made, lambda shorter: False) is None
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from oallama.cli import main as cli_main
 from oallama.cli import output
-from oallama.cli.autotune import minutes_text
 from oallama.cli.help import Option, is_advanced
+from oallama.cli.tuning import minutes_text
 from oallama.core.errors import (
     DeviceError,
     DoesNotFit,
@@ -117,7 +117,7 @@ def test_an_interrupt_stays_one_whatever_is_made_of_it(failing):
         ("plan a.gguf -ngl 3 --fill full", "cannot be combined with --affinity"),
         ("run a.gguf hi -ngl 0 --prefetch layer", "cannot be combined with --affinity"),
         ("run a.gguf hi --policy cpu --affinity paper", "not to --policy cpu"),
-        ("bench a.gguf --no-gate --refresh-gate", "--no-gate cannot be combined with --refresh-gate"),
+        ("bench a.gguf --no-tuned --retune", "--no-tuned cannot be combined with --retune"),
         ("bench a.gguf --fill full", "add it to --arms"),
         ("bench a.gguf --affinity paper --arms stock-cpu,split", "add it to --arms"),
         ("bench a.gguf -o no/such/folder/result.json", "no folder no"),

@@ -13,7 +13,7 @@ import pytest
 from processes import until
 from worlds import model_info, weights_of
 
-from oallama.cli import autotune as cli_autotune
+from oallama.cli import tuning as cli_tuning
 from oallama.cli.output import awaited, busy, each_awaited, log, time_bar, turn_bar
 from oallama.cli.placement_options import PlacementOptions
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused
@@ -298,12 +298,14 @@ def test_what_to_type_measures_what_was_run():
     placer = SimpleNamespace(
         model=SimpleNamespace(path="/my models/m.gguf"), options=asked, drafter=SimpleNamespace(flags=("--spec", "mtp"))
     )
-    assert cli_autotune.tuning(placer, Workload(n_prompt=19, n_gen=24, n_ctx=8192, n_past=100)) == (
+    assert cli_tuning.tune_command(placer, Workload(n_prompt=19, n_gen=24, n_ctx=8192, n_past=100)) == (
         "`oallama tune '/my models/m.gguf' --device emulated:rtx3060,link=12 --vram 300MiB -t 2 -ctk q8_0 "
         "--late-first-word --spec mtp -c 8192`"
     )
     both = replace(asked, device="CUDA0,CUDA1", other_vram=(200 * MIB,))
-    told = cli_autotune.tuning(SimpleNamespace(**{**vars(placer), "options": both}), Workload(19, 24, 8192, n_past=100))
+    told = cli_tuning.tune_command(
+        SimpleNamespace(**{**vars(placer), "options": both}), Workload(19, 24, 8192, n_past=100)
+    )
     assert "--device CUDA0,CUDA1 --vram 300MiB,200MiB -t 2" in told
 
 
@@ -313,8 +315,8 @@ def test_a_number_of_requests_that_is_asked_for_is_planned_for_though_a_plan_was
 
     assert of().expecting(4) == of(), "what was measured is used"
     asked = of(expected=3).expecting(8)
-    assert (asked.step.expected, asked.step.slots, asked.gate) == (3, 8, False)
-    assert of(expected=1).expecting(8).gate and capsys.readouterr().err == ""
+    assert (asked.step.expected, asked.step.slots, asked.tuned) == (3, 8, False)
+    assert of(expected=1).expecting(8).tuned and capsys.readouterr().err == ""
     drafting = of(spec="mtp").expecting(4)
     assert drafting.step.expected == 2 and "planned for 2 requests in flight" in capsys.readouterr().err
 

@@ -23,7 +23,7 @@ from oallama.tuned.result import (
     ClassResult,
     Key,
     Speed,
-    StockTry,
+    StockTrial,
     TuneResult,
     speed_interval,
 )
@@ -41,7 +41,7 @@ def speed(seconds):
     return Speed(seconds / 2, seconds / 2 / N_GEN)
 
 
-# ---- the gate: whatever is looked at when, a plan that is no faster wins in 5 of 100 cases at most
+# ---- tuning: whatever is looked at when, a plan that is no faster wins in 5 of 100 cases at most
 
 
 def ab_test(*times_as_fast, **changes):
@@ -90,7 +90,7 @@ def test_the_larger_the_difference_the_fewer_pairs_tell_it(times, noise, most):
     assert np.median([pairs_until_it_wins(times, noise, seed) for seed in range(60)]) <= most
 
 
-def test_the_gates_interval_needs_pairs_and_lies_around_their_mean():
+def test_the_interval_of_tuning_needs_pairs_and_lies_around_their_mean():
     assert speed_interval([], 0.05) is speed_interval([(1.2, 1.0)] * 2, 0.05) is None
     found = speed_interval([(1.2, 1.0), (1.3, 1.0), (1.25, 1.0), (1.22, 1.0)], 0.05)
     assert found.low < found.value < found.high and found.n_pairs == 4
@@ -134,7 +134,7 @@ FIT, NO_HOST = StockPlacement(20), StockPlacement(18, options=StockOptions(no_ho
 
 
 def of_class(*races, kind=QUESTION, **changes):
-    made = {"tries": (StockTry(FIT),), "stock_plan": "stock's", "races": races, **changes}
+    made = {"tries": (StockTrial(FIT),), "stock_plan": "stock's", "races": races, **changes}
     return ClassResult(kind, N_GEN, 16, **made)
 
 
@@ -147,7 +147,7 @@ def of_class(*races, kind=QUESTION, **changes):
 )  # fmt: skip
 def test_the_rival_is_the_fastest_of_stocks_options_whose_first_word_is_not_late(no_host, late_may_win, fastest):
     fault = "" if no_host else "no room"
-    found = of_class(tries=(StockTry(FIT, Speed(1.0, 0.02)), StockTry(NO_HOST, no_host, fault)))
+    found = of_class(tries=(StockTrial(FIT, Speed(1.0, 0.02)), StockTrial(NO_HOST, no_host, fault)))
     assert found.fastest(late_may_win) == fastest
 
 
@@ -158,7 +158,7 @@ def test_the_first_that_wins_is_used_and_what_is_open_goes_on():
     open_ = of_class(ab_test(promised=1.53), lost)
     assert not open_.settled and open_.open == open_.races[0] and open_.plan == "stock's"
     assert of_class(lost).settled and of_class(lost).plan == "stock's"
-    assert not ClassResult(QUESTION, N_GEN, 16, tries=(StockTry(FIT),)).settled, "there is no rival yet"
+    assert not ClassResult(QUESTION, N_GEN, 16, tries=(StockTrial(FIT),)).settled, "there is no rival yet"
 
 
 def test_a_sentence_says_what_is_used_and_why():
@@ -179,12 +179,12 @@ def test_a_sentence_says_what_is_used_and_why():
     assert of_class(kind=PAGE).use == f"pages: {using}"
     assert of_class(ab_test(refused="no room")).sentence.endswith(": no room")
     assert of_class(late(2.5)).sentence.endswith(": the first word comes 2.5 times as late with split as with --fit")
-    tries = (StockTry(FIT, Speed(1.0, 0.03)), StockTry(NO_HOST, Speed(1.0, 0.01)))
+    tries = (StockTrial(FIT, Speed(1.0, 0.03)), StockTrial(NO_HOST, Speed(1.0, 0.01)))
     assert of_class(tries=tries, rival=1).sentence == (
         "short questions: using llama.cpp with -ngl 18 --no-host, 2× as fast as its own placement (prompts 1.00×, "
         "tokens 3×): no plan is predicted to be faster"
     )
-    tries = (StockTry(FIT, Speed(1.0, 0.03)), StockTry(NO_HOST, Speed(1.0, 0.0299)))
+    tries = (StockTrial(FIT, Speed(1.0, 0.03)), StockTrial(NO_HOST, Speed(1.0, 0.0299)))
     assert of_class(ab_test(refused="split's plan is the same"), tries=tries, rival=1).sentence == (
         "short questions: using llama.cpp with -ngl 18 --no-host, about as fast as its own placement: split's plan is "
         "the same"

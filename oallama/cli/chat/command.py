@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli import placement_options as placement
-from oallama.cli.autotune import tuning_gain
 from oallama.cli.chat.settings import ChatSettings, verbose_option
 from oallama.cli.help import ServerCommand
 from oallama.cli.options import depth_option, model_argument, tune_first_option
 from oallama.cli.output import busy, log
 from oallama.cli.projector import NO_PICTURES, ProjectorOptions, projector_options
 from oallama.cli.sampling import AnswerOptions, answer_options, length_option
+from oallama.cli.tuning import tuning_gain
 from oallama.report.text import model_title
 from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END
 from oallama.run.prompt import uses_template

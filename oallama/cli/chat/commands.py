@@ -127,7 +127,7 @@ def _save(session: ChatSession, path: str) -> None:
 
 def _load(session: ChatSession, path: str) -> None:
     session.begin(Conversation.from_json(text_of_file(path, "conversation")))
-    log(f"read {path}: {plural(session.conversation.n_exchanges, 'exchange')}; the next message continues it")
+    log(f"read {path}: {plural(session.conversation.n_turns, 'exchange')}; the next message continues it")
 
 
 def _image(session: ChatSession, path: str) -> None:
@@ -146,7 +146,7 @@ def _clear(session: ChatSession, _argument: str) -> None:
 
 def _undo(session: ChatSession, _argument: str) -> None:
     session.undo()
-    n = session.conversation.n_exchanges
+    n = session.conversation.n_turns
     log(f"removed the last question and its answer; {n} left")
 
 

@@ -75,7 +75,7 @@ class ChatSession:
     def undo(self) -> None:
         """Remove the last question and its answer. Raises UsageError if there is none."""
         self.conversation = self.conversation.without_last()
-        self._n_dropped = max(0, min(self._n_dropped, self.conversation.n_exchanges - 1))
+        self._n_dropped = max(0, min(self._n_dropped, self.conversation.n_turns - 1))
         self._n_retries, self.ended = 0, False
 
     def _answer(self, asked: Conversation) -> None:
@@ -124,7 +124,7 @@ class ChatSession:
             if n_more is not None:
                 break
         else:
-            alone = self._length(seen.without_oldest(max(0, seen.n_exchanges - 1)))
+            alone = self._length(seen.without_oldest(max(0, seen.n_turns - 1)))
             what = "this message alone has" if self.chats else "this text has"
             remedy = "shorten it" if self.chats else "/clear starts a new one"
             raise UsageError(
@@ -135,7 +135,7 @@ class ChatSession:
             system = " after the system prompt" if asked.system else ""
             log(
                 f"note: the context of {n_ctx} tokens is full: the model no longer sees the oldest "
-                f"{self._n_dropped} of {asked.n_exchanges} exchanges{system}"
+                f"{self._n_dropped} of {asked.n_turns} exchanges{system}"
             )
         return seen.without_oldest(n_more)
 

@@ -20,7 +20,7 @@ from oallama.planner.policies.registry import Request
 from oallama.planner.policies.stock import FIT, MOST_PROMISING, STOCK_MODES
 from oallama.run.stock import StockPlacement, effect_of
 from oallama.tuned.classes import WorkloadClass, classes_in
-from oallama.tuned.result import LATE, MOST_TESTS, ABTest, ClassResult, StockTry
+from oallama.tuned.result import LATE, MOST_TESTS, ABTest, ClassResult, StockTrial
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
@@ -34,7 +34,7 @@ STOCK_DRAFTS = (1, 2, 4)  # numbers of drafts to try with stock llama.cpp if the
 NEAR = 1.03  # a plan serves a class if it is predicted to take at most this many times as long as the best one
 
 
-PredictedTry = tuple[float, StockTry]
+PredictedTry = tuple[float, StockTrial]
 """A configuration of stock llama.cpp to measure, behind its predicted seconds; infinite without a prediction."""
 
 
@@ -51,54 +51,67 @@ class Candidates:
     ) -> None:
         self._placer, self._workloads, self._fit, self._alone = placer, workloads, fit, alone
         self._late_may_win, self._drafter = placer.options.late_first_word, placer.drafter
-        self._fits = {kind: stock_plan(placer, workload, fit).predicted for kind, workload in workloads.items()}
+        self._fits = {
+            workload_class: stock_plan(placer, workload, fit).predicted
+            for workload_class, workload in workloads.items()
+        }
         self._plans: dict[str, Plan] = {}  # by fingerprint
-        for kind in workloads:
-            self._add_plans(kind)
-        self._ranked = {kind: self._ranks(kind) for kind in workloads}
-        self._wide = {plan: sum(self._is_near(kind, plan) for kind in workloads) for plan in self._plans}
+        for workload_class in workloads:
+            self._add_plans(workload_class)
+        self._ranked = {workload_class: self._ranks(workload_class) for workload_class in workloads}
+        self._wide = {
+            plan: sum(self._is_near(workload_class, plan) for workload_class in workloads) for plan in self._plans
+        }
 
     @property
     def plans(self) -> dict[str, Any]:
         """All plans as JSON, by fingerprint."""
         return {name: plan.to_json() for name, plan in self._plans.items()}
 
-    def of(self, kind: WorkloadClass) -> ClassResult:
+    def of(self, workload_class: WorkloadClass) -> ClassResult:
         """Return the measurements to make for a class. Plans come in this order: those near the best, those that serve
         most classes, the fastest by prediction."""
-        workload, fit = self._workloads[kind], self._fits[kind] or UNKNOWN
-        stock = self._stock(kind)
+        workload, fit = self._workloads[workload_class], self._fits[workload_class] or UNKNOWN
+        stock = self._stock(workload_class)
         best_s = min(seconds for seconds, _ in stock)
-        ranked = {name: seconds for name, seconds in self._ranked[kind].items() if seconds <= HOPELESS * best_s}
-        names = sorted(ranked, key=lambda name: (not self._is_near(kind, name), -self._wide[name], ranked[name]))
+        ranked = {
+            name: seconds for name, seconds in self._ranked[workload_class].items() if seconds <= HOPELESS * best_s
+        }
+        names = sorted(
+            ranked, key=lambda name: (not self._is_near(workload_class, name), -self._wide[name], ranked[name])
+        )
         promised = {name: best_s / ranked[name] if best_s < math.inf else None for name in names}
         n_gen = max(LEAST_GEN, min(MOST_GEN, workload.n_gen, int(GEN_S / fit.tpot_s) if fit.tpot_s else MOST_GEN))
         return ClassResult(
-            kind,
+            workload_class,
             workload.n_gen,
             n_gen,
             fit.ttft_s * (1 + workload.n_past / workload.n_prompt / 2) + n_gen * fit.tpot_s,
-            tuple(stock_try for _, stock_try in stock),
+            tuple(stock_trial for _, stock_trial in stock),
             races=tuple(ABTest(self._plans[n].policy, n, workload.n_gen, promised[n]) for n in names[:MOST_TESTS]),
         )
 
-    def _add_plans(self, kind: WorkloadClass) -> None:
+    def _add_plans(self, workload_class: WorkloadClass) -> None:
         """Add the best plan for a class, with and without drafts, and the CPU alone. If the first word of the best plan
         is late, also add the best plans for longer prompts."""
         if self._drafter is not None:
             with suppress(DoesNotFit):
                 plan = planned_with_drafts(
-                    self._placer, self._drafter, self._workloads[kind],
+                    self._placer, self._drafter, self._workloads[workload_class],
                     lambda placer, workload: placer.plan("auto", workload=workload),
                 )  # fmt: skip
                 if plan.draft is not None and plan.stock is None:
                     self._keep(plan)
-        best, fit = self._add_best(self._workloads[kind]), self._fits[kind]
-        self._add("cpu", self._workloads[kind], self._placer)
+        best, fit = self._add_best(self._workloads[workload_class]), self._fits[workload_class]
+        self._add("cpu", self._workloads[workload_class], self._placer)
         if best is None or best.predicted is None or fit is None or self._late_may_win:
             return
-        n_ctx, n_ubatch, n_prompt = (getattr(self._workloads[kind], name) for name in ("n_ctx", "n_ubatch", "n_prompt"))
-        longer = [other.workload(n_ctx, n_ubatch) for other in classes_in(n_ctx) if other.history == kind.history]
+        n_ctx, n_ubatch, n_prompt = (
+            getattr(self._workloads[workload_class], name) for name in ("n_ctx", "n_ubatch", "n_prompt")
+        )
+        longer = [
+            other.workload(n_ctx, n_ubatch) for other in classes_in(n_ctx) if other.history == workload_class.history
+        ]
         for workload in (workload for workload in longer if workload.n_prompt > n_prompt):
             if best is not None and best.predicted is not None and best.predicted.ttft_s > LATE * fit.ttft_s:
                 best = self._add_best(workload)
@@ -135,10 +148,10 @@ class Candidates:
         plan = next((known for known in self._plans.values() if placement_of(known) == placement), plan)
         return self._plans.setdefault(plan.fingerprint, plan)
 
-    def _ranks(self, kind: WorkloadClass) -> dict[str, float]:
+    def _ranks(self, workload_class: WorkloadClass) -> dict[str, float]:
         """Predicted seconds of the plans, the fastest first; then plans whose first word may be late. Plans that are
         likely to be late are left out."""
-        workload, fit = self._workloads[kind], self._fits[kind]
+        workload, fit = self._workloads[workload_class], self._fits[workload_class]
         ranked = []
         for name, plan in self._plans.items():
             workload = replace(workload, n_ubatch=plan.workload.n_ubatch, step=plan.workload.step)
@@ -148,15 +161,15 @@ class Candidates:
                 ranked.append((late > LATE, predicted.total_s, name))
         return {name: seconds for _, seconds, name in sorted(ranked)}
 
-    def _is_near(self, kind: WorkloadClass, plan: str) -> bool:
+    def _is_near(self, workload_class: WorkloadClass, plan: str) -> bool:
         """Whether a plan serves a class about as well as the best one (NEAR)."""
-        ranked = self._ranked[kind]
+        ranked = self._ranked[workload_class]
         return plan in ranked and ranked[plan] <= NEAR * next(iter(ranked.values()))
 
-    def _stock(self, kind: WorkloadClass) -> list[PredictedTry]:
+    def _stock(self, workload_class: WorkloadClass) -> list[PredictedTry]:
         """Configurations of stock llama.cpp to measure, --fit first."""
-        placer, workload, fit = self._placer, self._workloads[kind], self._fits[kind]
-        default = (math.inf if fit is None else fit.total_s, StockTry(self._fit))
+        placer, workload, fit = self._placer, self._workloads[workload_class], self._fits[workload_class]
+        default = (math.inf if fit is None else fit.total_s, StockTrial(self._fit))
         if fit is None:
             return [default]
         latest_s = math.inf if self._late_may_win else LIKELY_LATE * fit.ttft_s
@@ -165,10 +178,10 @@ class Candidates:
         for device, placement in self._alone.items():
             predicted = stock_plan(placer.alone_on(device), workload, placement).predicted
             if predicted is not None and predicted.ttft_s <= latest_s:
-                candidate = (predicted.total_s, StockTry(placement, device=device))
+                candidate = (predicted.total_s, StockTrial(placement, device=device))
                 configurations.setdefault(self._does(candidate), candidate)
         promising = [
-            (predicted.total_s, StockTry(placement, device=device))
+            (predicted.total_s, StockTrial(placement, device=device))
             for device in self._alone or ("",)
             for placement, predicted in promising_stock(placer.alone_on(device), workload, modes, n_ubatches, latest_s)
         ]
@@ -191,12 +204,12 @@ class Candidates:
                 options = promising_stock(placer, drafted_workload, n_ubatches=n_ubatches, latest_s=latest_s)
                 if options:
                     placement, predicted = min(options, key=lambda option: option[1].total_s)
-                    yield predicted.total_s, StockTry(placement, n_draft=n_draft)
+                    yield predicted.total_s, StockTrial(placement, n_draft=n_draft)
 
     def _does(self, candidate: PredictedTry) -> Hashable:
         """A key that is equal for equivalent configurations."""
-        (_, stock_try), placer = candidate, self._placer
-        return stock_try.device, effect_of(placer.operators, placer.model.n_layer, stock_try.placement)
+        (_, stock_trial), placer = candidate, self._placer
+        return stock_trial.device, effect_of(placer.operators, placer.model.n_layer, stock_trial.placement)
 
 
 def with_stock_drafts(placer: Placer, drafter: Drafter, workload: Workload, n_draft: int) -> tuple[Placer, DecodeStep]:

@@ -1,4 +1,4 @@
-"""Shows autotuning in `oallama run`: why and how long it measures, a progress bar, then the result in one line."""
+"""Shows tuning in `oallama run` and `oallama tune`: why and how long it measures, a progress bar, then the result."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from oallama.core.files import FOLDER_VARIABLE, cache_folder
 from oallama.core.units import MIB
 
 if TYPE_CHECKING:
-    from oallama.autotune.run import Tuning
     from oallama.bench.ab import ProgressCallback
     from oallama.core.types import Workload
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+    from oallama.tune.run import Tuning
     from oallama.tuned.classes import WorkloadClass
     from oallama.tuned.result import TuneResult
 
@@ -40,15 +40,15 @@ SECONDS_TOLD, MINUTES_TOLD = 100.0, 100  # longer is told in minutes, in hours
 def measured(
     placer: Placer,
     workload: Workload,
-    kinds: Sequence[WorkloadClass] | None = None,
-    budget_s: float | None = None,
+    classes: Sequence[WorkloadClass] | None = None,
+    time_limit_s: float | None = None,
     most_s: float = math.inf,
     refresh: bool = False,
-    ends: str = "--no-gate skips it",
+    ends: str = "--no-tuned skips it",
 ) -> Tuning:
-    """Call `tune`; print a line before it measures, and its result or how to continue. kinds: classes, None: the
+    """Call `tune`; print a line before it measures, and its result or how to continue. classes: None: the
     workload's class. ends: how to end or skip it."""
-    from oallama.autotune.run import tune
+    from oallama.tune.run import tune
     from oallama.tuned.store import read_result
 
     shown: list[ProgressCallback] = []
@@ -68,15 +68,17 @@ def measured(
                 bar(doing, done, expect)
 
         try:
-            outcome = tune(placer, workload, kinds, progress, begin, budget_s, most_s, refresh)
+            outcome = tune(placer, workload, classes, progress, begin, time_limit_s, most_s, refresh)
         except KeyboardInterrupt:
-            log(f"oallama: stopped; {tuning(placer, workload)} continues from here")
+            log(f"oallama: stopped; {tune_command(placer, workload)} continues from here")
             raise
-    for kind in (outcome.kind,) if kinds is None else kinds:
-        if (result := outcome.result.of(kind)) is not None:
+    for workload_class in (outcome.workload_class,) if classes is None else classes:
+        if (result := outcome.result.of(workload_class)) is not None:
             log(f"oallama: {result.sentence}")
     if outcome.left_s:
-        log(f"oallama: no clear result yet; continue ({minutes_text(outcome.left_s)}): {tuning(placer, workload)}")
+        log(
+            f"oallama: no clear result yet; continue ({minutes_text(outcome.left_s)}): {tune_command(placer, workload)}"
+        )
     if read_result(outcome.result.key) is None:
         log(
             f"warning: the result cannot be saved, as {cache_folder()} is not writable; free some disk space, or set "
@@ -116,26 +118,26 @@ def tune_after(placer: Placer, workload: Workload) -> None:
 def tuning_gain(placer: Placer, workload: Workload, stock: Plan) -> str:
     """Return a line with the gain that tuning is predicted to bring over stock llama.cpp's placement (the most possible
     if no plan is known), and how to tune; if another class's plan is used, only how. Neither measures nor plans."""
-    from oallama.autotune.run import unsettled
     from oallama.placer.tuned import in_tuned_context, tuned_plan
     from oallama.planner.explain import physical_bound
     from oallama.report.expected import gain_text
     from oallama.report.text import policy_on
+    from oallama.tune.run import unsettled
 
     workload = in_tuned_context(placer, workload)
     now = best = None
     with contextlib.suppress(OallamaError):  # the prediction is optional
         if near := tuned_plan(placer, workload):
             use = f"using {policy_on(near.plan.policy, near.plan.device)} as for {near.result.of.name}"
-            return f"{use}; measure {near.asked.name}: {tuning(placer, workload)}"
+            return f"{use}; measure {near.asked.name}: {tune_command(placer, workload)}"
         if so_far := unsettled(placer, workload):
             result, left_s = so_far
-            return f"{result.sentence}; confirm ({minutes_text(left_s)}): {tuning(placer, workload)}"
+            return f"{result.sentence}; confirm ({minutes_text(left_s)}): {tune_command(placer, workload)}"
         if placer.known_profile is not None:
             now = placer.price(stock, workload)
             if not placer.members:  # it is of one device
                 best = physical_bound(placer.problem_for(stock), workload, stock.memory)
-    return f"using llama.cpp's placement; {gain_text(now, best)}: {tuning(placer, workload)}, or --tune before"
+    return f"using llama.cpp's placement; {gain_text(now, best)}: {tune_command(placer, workload)}, or --tune before"
 
 
 def tell_doubt(placer: Placer) -> None:
@@ -147,7 +149,7 @@ def tell_doubt(placer: Placer) -> None:
         log(f"note: {why}")
 
 
-def tuning(placer: Placer, workload: Workload) -> str:
+def tune_command(placer: Placer, workload: Workload) -> str:
     """Return the command that tunes for workloads in this context, in backticks."""
     options = placer.options
     words = ["oallama", "tune", placer.model.path]

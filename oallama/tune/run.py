@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from oallama.autotune.candidates import Candidates, placement_of, with_stock_drafts
 from oallama.bench.ab import Bench, Measure, ProgressCallback, quiet, run_bench, tried
 from oallama.bench.arms import STOCK_FIT, ArmMaker
 from oallama.bench.prepare import setting_of
@@ -28,8 +27,9 @@ from oallama.planner.policies.stock import FIT, STOCK
 from oallama.profile.emulate import settle_rates
 from oallama.profile.store import measuring_lock
 from oallama.run.stock import StockPlacement
+from oallama.tune.candidates import Candidates, placement_of, with_stock_drafts
 from oallama.tuned.classes import WorkloadClass, class_of
-from oallama.tuned.result import LATE, MOST_PAIRS, ClassResult, Pair, Speed, StockTry, TuneResult
+from oallama.tuned.result import LATE, MOST_PAIRS, ClassResult, Pair, Speed, StockTrial, TuneResult
 from oallama.tuned.store import read_result, write_result
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 START_S, LOAD_BYTES_PER_S = 4.0, 4e8  # to start a process, and to load its model
 TYPICAL_TURNS = 12  # of both arms together, to detect a difference of a few times the noise
 MARGIN = 1.5  # time limit relative to the predicted time
-LEAST_BUDGET_S = 20.0
+LEAST_TIME_LIMIT_S = 20.0
 SAME = "'s plan is the same"  # as the rival's, which the sentence names before
 SEARCH_SHARE = 0.5  # largest share of the time for options of stock llama.cpp
 
@@ -50,7 +50,7 @@ class Tuning:
 
     plan: Plan
     result: TuneResult
-    kind: WorkloadClass
+    workload_class: WorkloadClass
     tuned: Tuned | None  # None: no class near it is settled, so the plan is stock llama.cpp's own placement
     remembered: bool  # True: from the cache alone
     left_s: float = 0.0
@@ -59,25 +59,25 @@ class Tuning:
 def tune(
     placer: Placer,
     workload: Workload,
-    kinds: Iterable[WorkloadClass] | None = None,
+    classes: Iterable[WorkloadClass] | None = None,
     progress: ProgressCallback = quiet,
     begin: Callable[[TuneResult, float], None] = lambda result, seconds: None,
-    budget_s: float | None = None,
+    time_limit_s: float | None = None,
     most_s: float = math.inf,
     refresh: bool = False,
     measure: Measure = run_bench,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuning:
-    """Measure these classes until each is settled; returns the plan for a workload. kinds None: the workload's class.
+    """Measure these classes until each is settled; returns the plan for a workload. classes None: the workload's class.
 
-    Measures for about budget_s seconds; None: the predicted time that settles the classes, or not at all if that is
+    Measures for about time_limit_s seconds; None: the predicted time that settles the classes, or not at all if that is
     more than most_s. begin: called with the results so far and the seconds. refresh: discard results of these classes.
     Raises DoesNotFit if --fit does not fit, the errors of planning and measuring, and KeyboardInterrupt, which keeps
     every complete pair.
     """
     placer = in_settled_order(placer, progress)
-    wanted = tuple(kinds) if kinds is not None else (class_of(workload),)
-    wanted = tuple(dict.fromkeys(_measurable(placer, kind) for kind in wanted))
+    wanted = tuple(classes) if classes is not None else (class_of(workload),)
+    wanted = tuple(dict.fromkeys(_measurable(placer, workload_class) for workload_class in wanted))
     tuner = _Tuner(placer, workload, progress, measure, clock)
     tuner.read()
     if refresh:
@@ -86,7 +86,7 @@ def tune(
         return tuner.outcome(True)
     progress("plan")
     tuner.plan(wanted)
-    if budget_s is None and tuner.seconds(wanted) > most_s:
+    if time_limit_s is None and tuner.seconds(wanted) > most_s:
         write_result(tuner.result)
         return tuner.outcome(True, wanted)
     with measuring_lock(cache_folder(), partial(progress, "wait for another oallama to finish measuring")):
@@ -94,7 +94,7 @@ def tune(
             tuner.read()  # another run may have measured meanwhile
             if not tuner.left(wanted):
                 return tuner.outcome(True)
-        given_s = tuner.seconds(wanted) if budget_s is None else budget_s
+        given_s = tuner.seconds(wanted) if time_limit_s is None else time_limit_s
         begin(tuner.result, given_s)
         try:
             tuner.measure(wanted, given_s)
@@ -116,18 +116,18 @@ def in_settled_order(placer: Placer, progress: ProgressCallback = quiet) -> Plac
     return settled
 
 
-def _measurable(placer: Placer, kind: WorkloadClass) -> WorkloadClass:
+def _measurable(placer: Placer, workload_class: WorkloadClass) -> WorkloadClass:
     """Return the class as it is measured: llama-server, which alone has drafts, is measured without a history."""
-    return kind if placer.drafter is None else replace(kind, history=False)
+    return workload_class if placer.drafter is None else replace(workload_class, history=False)
 
 
 def unsettled(placer: Placer, workload: Workload) -> tuple[ClassResult, float] | None:
     """(result so far of a workload's class, predicted seconds that settle it); None if the class is settled, or has no
     result."""
-    tuner, kind = _Tuner(placer, workload), _measurable(placer, class_of(workload))
+    tuner, workload_class = _Tuner(placer, workload), _measurable(placer, class_of(workload))
     tuner.read()
-    result = tuner.result.of(kind)
-    return None if result is None or result.settled else (result, tuner.seconds((kind,)))
+    result = tuner.result.of(workload_class)
+    return None if result is None or result.settled else (result, tuner.seconds((workload_class,)))
 
 
 def tuned_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
@@ -145,7 +145,7 @@ def tuned_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
         said, document = "using llama.cpp's placement, as there is no clear result", None
     else:
         said, document = tuned.result.sentence, {**tuned.result.document, "remembered": tuning.remembered}
-    return replace(spec, notes=(*spec.notes, f"tuning, {how}: {said}"), gate=document)
+    return replace(spec, notes=(*spec.notes, f"tuning, {how}: {said}"), tuning=document)
 
 
 class _Tuner:
@@ -187,62 +187,70 @@ class _Tuner:
         plans = {**self.result.plans, **cached.plans}
         self.result = replace(cached, classes=(*cached.classes, *planned), plans=plans)
 
-    def forget(self, kinds: Sequence[WorkloadClass]) -> None:
+    def forget(self, classes: Sequence[WorkloadClass]) -> None:
         """Drop the results of these classes; the cache keeps them until the next measurement."""
         self.result = replace(
-            self.result, classes=tuple(result for result in self.result.classes if result.of not in kinds)
+            self.result, classes=tuple(result for result in self.result.classes if result.of not in classes)
         )
 
-    def left(self, kinds: Sequence[WorkloadClass]) -> list[ClassResult | None]:
+    def left(self, classes: Sequence[WorkloadClass]) -> list[ClassResult | None]:
         """Results of the unsettled classes; None for a class without a result."""
-        return [result for kind in kinds if (result := self.result.of(kind)) is None or not result.settled]
+        return [
+            result
+            for workload_class in classes
+            if (result := self.result.of(workload_class)) is None or not result.settled
+        ]
 
-    def outcome(self, remembered: bool, kinds: Sequence[WorkloadClass] = ()) -> Tuning:
+    def outcome(self, remembered: bool, classes: Sequence[WorkloadClass] = ()) -> Tuning:
         tuned = tuned_plan(self._placer, self._asked, self.result)
         plan = tuned.plan if tuned else stock_plan(self._placer, self._asked, self._fit)
-        left_s = self.seconds(kinds) if self.left(kinds) else 0.0
+        left_s = self.seconds(classes) if self.left(classes) else 0.0
         return Tuning(plan, self.result, class_of(self._asked), tuned, remembered, left_s)
 
-    def plan(self, kinds: Sequence[WorkloadClass]) -> None:
+    def plan(self, classes: Sequence[WorkloadClass]) -> None:
         """Add stock's configurations and plans to measure for the classes without a result."""
-        if new := {kind: self._workload(kind) for kind in kinds if self.result.of(kind) is None}:
+        if new := {
+            workload_class: self._workload(workload_class)
+            for workload_class in classes
+            if self.result.of(workload_class) is None
+        }:
             self._placer.profile()  # replaces a profile of a busy machine if it is calm now
             alone = {
                 str(member.device): self._placement(f"{STOCK_FIT}@{number}")
                 for number, member in enumerate(self._placer.members)
             }
             candidates = Candidates(self._placer, new, self._fit, alone)
-            for kind in new:
-                self.result = self.result.with_class(candidates.of(kind))
+            for workload_class in new:
+                self.result = self.result.with_class(candidates.of(workload_class))
             self.result = replace(self.result, plans={**self.result.plans, **candidates.plans})
 
-    def seconds(self, kinds: Sequence[WorkloadClass]) -> float:
+    def seconds(self, classes: Sequence[WorkloadClass]) -> float:
         """Predicted seconds that settle these classes, with a margin; at least twice the seconds already spent without
         a pair."""
         load_s = START_S + sum(operator.bytes for operator in self._placer.operators) / LOAD_BYTES_PER_S
-        results = list(filter(None, self.left(kinds)))
-        open_tries = [(stock_try.options, result.turn_s) for result in results for stock_try in result.open_tries]
+        results = list(filter(None, self.left(classes)))
+        open_tries = [(stock_trial.options, result.turn_s) for result in results for stock_trial in result.open_tries]
         n_plans = len({ab_test.plan for result in results if (ab_test := result.open) is not None})
         searched_s = len({options for options, _ in open_tries}) * load_s + 3 * sum(s for _, s in open_tries)
         tested_s = 2 * n_plans * load_s + (TYPICAL_TURNS + 2) * sum(result.turn_s for result in results)
         in_vain_s = (
             0.0 if any(ab_test.pairs for result in results for ab_test in result.races) else 2 * self.result.seconds
         )
-        return max(LEAST_BUDGET_S, MARGIN * (searched_s + tested_s), in_vain_s)
+        return max(LEAST_TIME_LIMIT_S, MARGIN * (searched_s + tested_s), in_vain_s)
 
-    def measure(self, kinds: Sequence[WorkloadClass], budget_s: float) -> None:
-        """Measure for about budget_s seconds. Raises DeviceError if --fit cannot be measured."""
+    def measure(self, classes: Sequence[WorkloadClass], time_limit_s: float) -> None:
+        """Measure for about time_limit_s seconds. Raises DeviceError if --fit cannot be measured."""
         began, spent_s = self._clock(), self.result.seconds
-        deadline = Deadline(began + 3 * budget_s, self._clock)  # the first round is worth waiting for
+        deadline = Deadline(began + 3 * time_limit_s, self._clock)  # the first round is worth waiting for
 
         def is_over(share: float = 1.0) -> bool:
-            return self._clock() >= began + share * budget_s
+            return self._clock() >= began + share * time_limit_s
 
         try:
-            self._search(kinds, lambda: is_over(SEARCH_SHARE), deadline)
+            self._search(classes, lambda: is_over(SEARCH_SHARE), deadline)
             while not is_over():
                 earlier = self.result
-                for group in self._groups(kinds):
+                for group in self._groups(classes):
                     if not is_over():
                         self._ab_test(group, is_over, deadline)
                 if self.result == earlier:
@@ -262,13 +270,13 @@ class _Tuner:
     # options of stock llama.cpp
     #
 
-    def _search(self, kinds: Sequence[WorkloadClass], is_over: Callable[[], bool], deadline: Deadline) -> None:
+    def _search(self, classes: Sequence[WorkloadClass], is_over: Callable[[], bool], deadline: Deadline) -> None:
         """Measure the configurations of stock llama.cpp in classes with several, --fit first; then choose the rivals.
         Raises OutOfTime."""
         tests: dict[tuple[StockPlacement, int, str], list[ClassResult]] = {}
-        for result in filter(None, self.left(kinds)):
-            for stock_try in result.open_tries:
-                tests.setdefault(stock_try.options, []).append(result)
+        for result in filter(None, self.left(classes)):
+            for stock_trial in result.open_tries:
+                tests.setdefault(stock_trial.options, []).append(result)
         placer = self._placer
         for n_done, (options, wanted) in enumerate(tests.items()):
             if n_done and is_over():
@@ -278,11 +286,11 @@ class _Tuner:
             samples, fault = tried(arm, tuple(by_test), operators, n_layer, self._progress, deadline, self._measure)
             if fault and options == (self._fit, 0, ""):
                 raise DeviceError(f"llama.cpp's own placement cannot be measured: {fault}")
-            for test, kind in by_test.items():
+            for test, workload_class in by_test.items():
                 speed = _speed(samples[test], test) if test in samples else None
                 placement, n_draft, device = options
-                self._keep(self.result[kind].with_try(StockTry(placement, speed, fault, n_draft, device)))
-        for result in filter(None, self.left(kinds)):
+                self._keep(self.result[workload_class].with_try(StockTrial(placement, speed, fault, n_draft, device)))
+        for result in filter(None, self.left(classes)):
             if not result.stock_plan:
                 self._choose_rival(result)
 
@@ -308,10 +316,10 @@ class _Tuner:
     # A/B tests
     #
 
-    def _groups(self, kinds: Sequence[WorkloadClass]) -> list[list[ClassResult]]:
+    def _groups(self, classes: Sequence[WorkloadClass]) -> list[list[ClassResult]]:
         """Group classes whose next A/B tests compare the same two configurations."""
         groups: dict[tuple[StockPlacement, int, str, str], list[ClassResult]] = {}
-        for result in filter(None, self.left(kinds)):
+        for result in filter(None, self.left(classes)):
             if result.stock_plan and result.open is not None:
                 groups.setdefault((*result.tries[result.rival].options, result.open.plan), []).append(result)
         return list(groups.values())
@@ -350,12 +358,12 @@ class _Tuner:
         setting = self._setting
         if device:
             setting = self._maker.setting_alone(self._placer.members.index(self._placer.alone_on(device)))
-        name = f"stock {StockTry(placement, n_draft=n_draft, device=device).flags}"
+        name = f"stock {StockTrial(placement, n_draft=n_draft, device=device).flags}"
         draft = self._stock_plan(self._asked, placement, n_draft, device, FIT).draft if n_draft else None
         return ArmSpec(name, setting, placement, draft=draft)
 
     def _stock_plan(self, workload: Workload, placement: StockPlacement, n_draft: int, device: str, name: str) -> Plan:
-        """A configuration of stock llama.cpp as a plan; n_draft, device: as in StockTry."""
+        """A configuration of stock llama.cpp as a plan; n_draft, device: as in StockTrial."""
         placer, drafter = self._placer.alone_on(device), self._placer.drafter
         if not n_draft or drafter is None:
             return stock_plan(placer, workload, placement, name=name)
@@ -363,8 +371,8 @@ class _Tuner:
         plan = stock_plan(placer_with_drafts, replace(workload, step=step), placement, name=name)
         return replace(plan, draft=drafter.draft(plan, drafter.acceptance.rates[:n_draft]))
 
-    def _workload(self, kind: WorkloadClass) -> Workload:
-        return kind.workload(self._asked.n_ctx, self._asked.n_ubatch)
+    def _workload(self, workload_class: WorkloadClass) -> Workload:
+        return workload_class.workload(self._asked.n_ctx, self._asked.n_ubatch)
 
     def _test(self, result: ClassResult) -> BenchTest:
         workload = self._workload(result.of)

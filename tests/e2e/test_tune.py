@@ -1,4 +1,4 @@
-"""The gate: what it measures, what it keeps, and what the next run makes of that.
+"""Tuning: what it measures, what it keeps, and what the next run makes of that.
 
 Plans, stock's --fit and what arms read back are real; how long a turn takes is what a test says (races.py).
 """
@@ -17,12 +17,11 @@ import click
 import pytest
 from e2e.races import FASTER, LOAD, SLOWER, Measured, racing
 
-from oallama.autotune.run import LEAST_BUDGET_S, Tuning, tune, unsettled
-from oallama.cli.autotune import tuning_gain
 from oallama.cli.chat.command import chat_workload
 from oallama.cli.placement_options import PlacementOptions
 from oallama.cli.policy import PolicyOptions
 from oallama.cli.run import plan_answer
+from oallama.cli.tuning import tuning_gain
 from oallama.core.codec import to_json
 from oallama.core.options import Options
 from oallama.core.profile import Profile
@@ -33,6 +32,7 @@ from oallama.placer.tuned import in_tuned_context, result_key, tuned_plan
 from oallama.plan.plan import Plan
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.report.text import policy_on
+from oallama.tune.run import LEAST_TIME_LIMIT_S, Tuning, tune, unsettled
 from oallama.tuned.classes import WorkloadClass, class_of
 from oallama.tuned.result import ClassResult
 from oallama.tuned.store import read_result, result_path, write_result
@@ -53,7 +53,7 @@ def placer(two_layers: Path, worker_profile: Profile) -> Placer:
 
 @pytest.fixture(scope="module")
 def planned(placer: Placer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with the verdict of a gate that has measured nothing yet."""
+    """A cache with the result of a tuning that has measured nothing yet."""
     folder = tmp_path_factory.mktemp("planned")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(FOLDER_VARIABLE, str(folder))
@@ -77,7 +77,7 @@ def cache(planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 def test_the_best_prediction_is_tested_and_used_where_it_wins(placer: Placer) -> None:
     race = racing(FASTER)
-    found = race.gate(placer)
+    found = race.tune(placer)
     made, first = of_question(found), of_question(found).races[0]
     assert made.won == first and found.plan.policy == first.policy and not found.remembered
     assert {name for name in race.turns if not name.startswith("stock ")} == {first.policy}
@@ -88,7 +88,7 @@ def test_the_best_prediction_is_tested_and_used_where_it_wins(placer: Placer) ->
 
 
 def test_where_no_plan_is_faster_stocks_placement_is_used(placer: Placer) -> None:
-    found, stock = racing(SLOWER).gate(placer), placer.plan("fit", workload=LOAD, measure=False)
+    found, stock = racing(SLOWER).tune(placer), placer.plan("fit", workload=LOAD, measure=False)
     made = of_question(found)
     assert made.settled and made.won is None and made.tries[0].placement.fit_target_mib >= 0
     assert found.plan.operators == stock.operators and stock.predicted is None and found.plan.stock == stock.stock
@@ -100,33 +100,33 @@ def test_a_plan_that_is_late_with_its_first_word_is_not_used_unless_it_may(
     placer: Placer, two_layers: Path, worker_profile: Profile
 ) -> None:
     late = racing(0.1, late=15.0)
-    made = of_question(late.gate(placer))
+    made = of_question(late.tune(placer))
     assert made.won is None and made.races[0].is_late and len(made.races[0].pairs) == 2, "one block tells"
     asked = {"device": "rpc-worker:1", "gpu_weights": SHARE, "threads": 1, "late_first_word": True}
-    other = late.gate(Placer.load(two_layers, profile=worker_profile, **asked))
+    other = late.tune(Placer.load(two_layers, profile=worker_profile, **asked))
     assert of_question(other).won is not None, "over prompt and answer it is faster"
 
 
 def test_a_plan_that_does_not_do_what_it_says_is_refused(placer: Placer) -> None:
-    made = of_question(racing(FASTER, problem="it ran elsewhere").gate(placer))
+    made = of_question(racing(FASTER, problem="it ran elsewhere").tune(placer))
     assert "it ran elsewhere" in made.races[0].refused and made.won is None
 
 
 def test_a_result_is_remembered_until_it_is_asked_for_anew(placer: Placer) -> None:
     assert tuned_plan(placer, LOAD) is None
-    first, later = racing(FASTER).gate(placer), racing(SLOWER)
-    again = later.gate(placer)
+    first, later = racing(FASTER).tune(placer), racing(SLOWER)
+    again = later.tune(placer)
     assert (again.remembered, again.plan, again.result) == (True, first.plan, first.result) and not later.turns
     known = tuned_plan(placer, LOAD)
     assert known is not None and known.plan == first.plan and known.result == of_question(first)
-    assert of_question(later.gate(placer, refresh=True)).won is None and later.turns
-    assert of_question(racing(FASTER).gate(placer)).won is None, "the newer one counts"
+    assert of_question(later.tune(placer, refresh=True)).won is None and later.turns
+    assert of_question(racing(FASTER).tune(placer)).won is None, "the newer one counts"
 
 
 def test_the_plan_that_won_is_what_later_prompts_of_its_class_load_to_the_byte(
     placer: Placer, two_layers: Path, worker_profile: Profile
 ) -> None:
-    won = racing(FASTER).gate(placer).plan
+    won = racing(FASTER).tune(placer).plan
     fresh = Placer.load(two_layers, device="rpc-worker:1", profile=worker_profile, gpu_weights=SHARE, threads=1)
     for n_prompt, n_gen in ((1, 1), (128, 300), (77, 0)):
         found = tuned_plan(fresh, Workload(n_prompt, n_gen, LOAD.n_ctx))
@@ -135,7 +135,7 @@ def test_the_plan_that_won_is_what_later_prompts_of_its_class_load_to_the_byte(
 
 @pytest.mark.parametrize(("steps", "counts"), [(-1, True), (-2, False), (1, False)])
 def test_a_plan_for_a_step_less_of_free_memory_is_used(placer: Placer, steps: int, counts: bool) -> None:
-    found = racing(FASTER).gate(placer)
+    found = racing(FASTER).tune(placer)
     result_path(found.result.key).unlink()
     assert tuned_plan(placer, LOAD) is None
     write_result(replace(found.result, key=replace(found.result.key, memory=found.result.key.memory + steps)))
@@ -146,7 +146,7 @@ def test_a_plan_for_a_step_less_of_free_memory_is_used(placer: Placer, steps: in
 def test_run_chat_and_serve_use_the_plan_that_won_for_their_class_to_the_byte(
     placer: Placer, two_layers: Path, worker_profile: Profile
 ) -> None:
-    found = racing(FASTER).gate(placer, kinds=(QUESTION, PAGE)).result
+    found = racing(FASTER).tune(placer, classes=(QUESTION, PAGE)).result
     options = Options(device="rpc-worker:1", gpu_weights=SHARE, threads=1, n_ctx=LOAD.n_ctx)
     asked = PlacementOptions(None, PolicyOptions(), options, worker_profile, True, "never")  # type: ignore[arg-type]
     answers: Any = SimpleNamespace(chat=False, system=None)
@@ -165,7 +165,7 @@ def test_run_chat_and_serve_use_the_plan_that_won_for_their_class_to_the_byte(
 
 
 def test_the_nearest_class_serves_those_that_nothing_was_measured_for(placer: Placer) -> None:
-    won = racing(FASTER).gate(placer)
+    won = racing(FASTER).tune(placer)
     page = tuned_plan(placer, replace(LOAD, n_prompt=500))
     assert page is not None and page.plan == won.plan and (page.asked, page.result.of) == (PAGE, QUESTION)
     assert page.sentence.endswith("(no result for pages yet)")
@@ -174,7 +174,7 @@ def test_the_nearest_class_serves_those_that_nothing_was_measured_for(placer: Pl
 
 def test_several_classes_are_measured_at_once_with_few_plans(placer: Placer) -> None:
     race = racing(FASTER)
-    found = race.gate(placer, kinds=(QUESTION, PAGE))
+    found = race.tune(placer, classes=(QUESTION, PAGE))
     made = [found.result.of(kind) for kind in (QUESTION, PAGE)]
     assert all(each is not None and each.won for each in made)
     plans = {each.plan for each in made if each is not None}
@@ -184,21 +184,21 @@ def test_several_classes_are_measured_at_once_with_few_plans(placer: Placer) -> 
 
 def test_pairs_add_up_from_run_to_run_and_each_run_gets_further(placer: Placer) -> None:
     race = racing(FASTER, slowness=20.0)
-    found = race.gate(placer, budget_s=100.0)
+    found = race.tune(placer, time_limit_s=100.0)
     made = of_question(found)
     assert (made.settled, made.won) == (False, None) and found.tuned is None
     assert found.plan.operators == placer.plan("fit", workload=LOAD, measure=False).operators
     assert tuned_plan(placer, LOAD) is None and unsettled(placer, LOAD) == (made, found.left_s)
-    last = race.gate(placer, budget_s=1000.0)
+    last = race.tune(placer, time_limit_s=1000.0)
     assert len(made.races[0].pairs) == 2, "one block, whatever the budget"
     assert len(of_question(last).races[0].pairs) == 4 and of_question(last).won
     assert last.result.seconds == pytest.approx(race.now - 1000.0), "of both runs"
-    assert found.left_s >= LEAST_BUDGET_S and unsettled(placer, LOAD) is None
+    assert found.left_s >= LEAST_TIME_LIMIT_S and unsettled(placer, LOAD) is None
 
 
 def test_what_was_in_vain_is_given_twice_the_time(placer: Placer) -> None:
     race = racing(FASTER, slowness=500.0)
-    found = [of_question(race.gate(placer)) for _ in range(5)]
+    found = [of_question(race.tune(placer)) for _ in range(5)]
     n_pairs = [len(each.races[0].pairs) for each in found]
     assert n_pairs[0] == 0 and n_pairs == sorted(n_pairs) and n_pairs[-1] == 4 and found[-1].settled
     assert race.given_s[0] < race.given_s[1]
@@ -214,7 +214,7 @@ def test_stock_is_offered_as_many_drafts_and_what_wins_is_of_that_drafter(
     drafter = DraftModel(placer, str(two_layers))
     drafter.placer = Placer.load(two_layers, **options)  # measured already
     placer.drafter = drafter
-    found = of_question(racing(0.8**4 / 1.5).gate(placer))
+    found = of_question(racing(0.8**4 / 1.5).tune(placer))
     assert result_key(placer, LOAD.n_ctx) != plain
     assert {one.n_draft for one in found.tries} >= {0, 4} and found.tries[0].n_draft == 0
     assert found.tries[found.rival].n_draft == 4 and "--spec-draft-n-max 4" in found.stock
@@ -231,9 +231,9 @@ def test_stock_is_offered_as_many_drafts_and_what_wins_is_of_that_drafter(
 
 def test_what_would_take_too_long_is_not_measured_but_told(placer: Placer) -> None:
     race = racing(FASTER)
-    found = race.gate(placer, most_s=1.0)
-    assert race.turns == [] and of_question(found).open and found.left_s >= LEAST_BUDGET_S
-    assert of_question(race.gate(placer, most_s=found.left_s)).won
+    found = race.tune(placer, most_s=1.0)
+    assert race.turns == [] and of_question(found).open and found.left_s >= LEAST_TIME_LIMIT_S
+    assert of_question(race.tune(placer, most_s=found.left_s)).won
 
 
 def test_ctrl_c_keeps_the_pairs_that_are_complete(placer: Placer) -> None:
@@ -246,7 +246,7 @@ def test_ctrl_c_keeps_the_pairs_that_are_complete(placer: Placer) -> None:
         return FASTER
 
     with pytest.raises(KeyboardInterrupt):
-        Measured(seconds).gate(placer)
+        Measured(seconds).tune(placer)
     kept = unsettled(placer, LOAD)
     assert kept is not None and len(kept[0].races[0].pairs) == 2
 
@@ -256,14 +256,14 @@ def test_two_runs_at_once_give_one_result(placer: Placer) -> None:
 
     def waits(doing: str, **_: Any) -> None:
         if doing == "plan" and not other:  # meanwhile another run measures
-            other.append(racing(FASTER).gate(placer))
+            other.append(racing(FASTER).tune(placer))
 
-    found = race.gate(placer, progress=waits)
+    found = race.tune(placer, progress=waits)
     assert (found.remembered, found.result, race.turns) == (True, other[0].result, [])
 
 
 def test_a_file_that_cannot_be_used_is_as_good_as_none(placer: Placer, cache: Path) -> None:
-    key = racing(FASTER).gate(placer).result.key
+    key = racing(FASTER).tune(placer).result.key
     path = result_path(key)
     sound = json.loads(path.read_text())
     assert read_result(key) is not None
@@ -305,7 +305,7 @@ def test_long_prompts_share_a_context(placer: Placer, two_layers: Path) -> None:
 
 
 def test_the_file_says_what_it_holds_for(placer: Placer) -> None:
-    found = racing(FASTER).gate(placer)
+    found = racing(FASTER).tune(placer)
     document = json.loads(json.dumps(found.result.document))
     assert document["key"] == to_json(found.result.key)
     (made,) = document["classes"]

@@ -1,1 +1,0 @@
-"""Autotuning: a plan is used only if it was measured to be faster than stock llama.cpp."""
