@@ -50,7 +50,7 @@ from oallama.profile.store import read_profile
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "golden" / "corpus"
 PLANS = FOLDER / "plans.json"
 
-HOST_BUDGET = 8 * GIB
+HOST_COPIES_LIMIT = 8 * GIB
 REPACK_TYPES, REPACK_GAIN = ("Q4_0", "Q4_K"), 1.5
 """What a described CPU has in a second layout, and how many times faster it is in that."""
 
@@ -98,7 +98,7 @@ class Cell:
             load = counted_load(model, workload, Attention("on"))
             device_bytes = int(float(value) * load.weights_host) + load.kv + load.compute
         routing, rules = routing_of(self.model) if self.routed else None, Rules(**dict(self.rules))
-        memory, larger = Memory(device_bytes, HOST_BUDGET), larger_ubatches(workload, options)
+        memory, larger = Memory(device_bytes, HOST_COPIES_LIMIT), larger_ubatches(workload, options)
         problems = pure_problems(model, profile_of(self.machine, self.model), options, memory, routing)
         return plan(problems, Request(workload, policy_named(self.policy, rules), rules=rules, n_ubatches=larger))
 

@@ -23,8 +23,8 @@ CACHE_TYPES = {
 PLAIN_V_TYPES = ("f16", "f32", "bf16")
 """Types of the V cache that work without flash attention; llama.cpp refuses others."""
 
-STOCK_ATTENTION = Attention()
-STOCK_BATCH, STOCK_UBATCH = 2048, 512
+DEFAULT_ATTENTION = Attention()
+DEFAULT_BATCH, DEFAULT_UBATCH = 2048, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,8 @@ class Options:
             raise UsageError("--vram must not be negative; give a size such as 6GiB")
         if self.flash_attn not in FLASH_ATTENTION:
             raise UsageError(f"unknown -fa {self.flash_attn!r}; choose from {', '.join(FLASH_ATTENTION)}")
-        cache_type(self.type_k or STOCK_ATTENTION.type_k)
-        cache_type(self.type_v or STOCK_ATTENTION.type_v)
+        cache_type(self.type_k or DEFAULT_ATTENTION.type_k)
+        cache_type(self.type_v or DEFAULT_ATTENTION.type_v)
         self.attention()
 
     @classmethod
@@ -82,7 +82,7 @@ class Options:
         known = {name: value for name, value in values.items() if value is not None or name not in cls.__slots__}
         return record_from(cls, known, "Placer option")
 
-    def attention(self, planned: Attention = STOCK_ATTENTION) -> Attention:
+    def attention(self, planned: Attention = DEFAULT_ATTENTION) -> Attention:
         """The requested attention, with `planned` for what was not requested. Raises UsageError if flash attention is
         off and the V cache's type needs it."""
         asks = self.flash_attn != "auto"

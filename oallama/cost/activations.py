@@ -2,7 +2,7 @@
 
 The split back end has one graph for a run (ggml_bridge/native/split/program.cpp). All its inputs lie first, and
 results that it copies back stay until the run ends. Anything else is freed after its last reader; allocation is best
-fit. In each phase GG and hot experts of all blocks come first, then what is launched several times, then CG, then CG'.
+fit. In each segment GG and hot experts of all blocks come first, then what is launched several times, CG, and CG'.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class ComputedBlock(NamedTuple):
 
 @lru_cache(maxsize=2**14)
 def activation_bytes(run: tuple[tuple[ComputedBlock, ...], ...], n_tokens: int, n_g: int = 0) -> int:
-    """Bytes for the phases of a run, of n_tokens tokens, with CC of the last n_g of them."""
+    """Bytes for the segments of a run, of n_tokens tokens, with CC of the last n_g of them."""
     n_sent_bytes, nodes = 0, list[_Node]()
-    for phase in run:
+    for segment in run:
         sides: tuple[list[_Node], ...] = ([], [], [], [])  # GG, packed rows, CG, CG'
         results: list[_Node] = []
         n_sent = 0  # tokens of the input that were sent for the blocks before
-        for part in phase:
+        for part in segment:
             if part.hot is not None:
                 n_sent_bytes += _sent_hot_bytes(part, part.hot, n_tokens)
                 results += _compute_hot(part, part.hot, n_tokens, sides)
@@ -77,7 +77,7 @@ def activation_bytes(run: tuple[tuple[ComputedBlock, ...], ...], n_tokens: int, 
             results += _compute(part, n_tokens, n_g, sides)
         for side in sides:
             nodes += side
-        if phase[0].resident:
+        if segment[0].resident:
             nodes += [_Node(0, (result,)) for result in results]  # added to what is there already
         else:
             for result in results:

@@ -75,8 +75,8 @@ class SplitBlock:
     after: int = 0  # bytes of memory traffic per token that follow the join of experts' results (experts_bytes)
 
     @property
-    def begins_phase(self) -> bool:
-        """Whether it reads a joined result of an earlier block of its run, so that a new phase begins."""
+    def begins_segment(self) -> bool:
+        """Whether it reads a joined result of an earlier block of its run, so that a new segment begins."""
         return bool(self.relation and self.sent_each)
 
     def weight_bytes(self, gg: int) -> int:

@@ -219,7 +219,7 @@ class Block:
     inter_block_share: float = 1.0  # inter-block time before it, relative to the mean of all blocks
 
     def in_layout(self, layout: str | None) -> BlockType | None:
-        return next((kind for kind in self.types if kind.layout == layout), None)
+        return next((block_type for block_type in self.types if block_type.layout == layout), None)
 
 
 def block_types(kernels: Kernels, operators: Sequence[Operator], block: SplitBlock) -> tuple[BlockType, ...]:
@@ -265,7 +265,7 @@ def both_sides(
     )
 
 
-def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
+def hot_times(block_type: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
     """The tasks of a block with n_hot hot experts, without the inter-block time before it.
 
     The CPU computes misses, one row each. For one token it reads the missed experts; for a prompt it takes the longer
@@ -277,13 +277,13 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     For several tokens the device computes no spare rows. It takes several launches, and copies the rows of each back
     before the next. For one token it computes as many rows as may be hits; a spare row reads a hit's expert once more.
     """
-    rows = n_outputs if kind.outputs_only else n_tokens
+    rows = n_outputs if block_type.outputs_only else n_tokens
     if rows <= 0:
         return NO_TASKS
-    use, n_used = kind.use or experts_alike(kind.n_expert), kind.gemms[0].mul_mat.n_expert_used
+    use, n_used = block_type.use or experts_alike(block_type.n_expert), block_type.gemms[0].mul_mat.n_expert_used
     n_rows, miss = min(n_used, n_hot - use.follows), 1.0 - use.coverage(n_hot, n_tokens)
     packed = use.follows and rows > 1
-    copies = _hot_copies(kind, rates, n_hot, rows, miss, packed, n_rows)
+    copies = _hot_copies(block_type, rates, n_hot, rows, miss, packed, n_rows)
     staged_out_s, launch_s = copies.staged_out_s, copies.launch_s + copies.staged_in_s
 
     def times_of(cpu_s: float, gpu_s: float, more_s: float = 0.0) -> BlockTimes:
@@ -291,17 +291,17 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
         return both_sides(rates, late, (DeviceStep(0.0, gpu_s + staged_out_s, launch_s),), cpu_s, rows)
 
     if rows > 1:
-        divided = _divided_misses(kind, rates, n_hot, rows, miss)
+        divided = _divided_misses(block_type, rates, n_hot, rows, miss)
         if not packed:
-            return times_of(next(divided)[0], kind.gemms.gpu_s(n_rows / n_used, rows))
+            return times_of(next(divided)[0], block_type.gemms.gpu_s(n_rows / n_used, rows))
         return times_of(*min(divided, key=lambda sides: (max(sides[0], sides[1] + staged_out_s), sides)))
 
-    fetch_s, request_s = _fetch_seconds(kind, rates)
+    fetch_s, request_s = _fetch_seconds(block_type, rates)
 
     def sides(by_cpu: int, fetched: int) -> tuple[float, float]:
         """(seconds of the thread: requests and its rows; of the device's rows after their fetches)."""
-        gpu_s = fetched * fetch_s + kind.gemms.gpu_s(max(1, n_used - by_cpu) / n_used, 1)
-        return fetched * request_s + kind.gemms.cpu_s(by_cpu / n_used, 1), gpu_s
+        gpu_s = fetched * fetch_s + block_type.gemms.gpu_s(max(1, n_used - by_cpu) / n_used, 1)
+        return fetched * request_s + block_type.gemms.cpu_s(by_cpu / n_used, 1), gpu_s
 
     def fastest(n_missed: int) -> tuple[float, float, float]:
         """(least seconds of a token with n_missed misses, the CPU's and the device's part of them)."""
@@ -321,25 +321,30 @@ def hot_times(kind: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
 
 
 def _hot_copies(
-    kind: BlockType, rates: SliceRates, n_hot: int, rows: int, miss: float, packed: bool, n_rows: int
+    block_type: BlockType, rates: SliceRates, n_hot: int, rows: int, miss: float, packed: bool, n_rows: int
 ) -> CopySeconds:
     """Copies of a block with hot experts; biases of experts in slots are already on the device. miss: share of the uses
     that miss; packed: the device computes no spare rows; n_rows: rows per token that it computes otherwise."""
-    block, hot_block, link, n_used = kind.block, kind.hot(n_hot), rates.transfer, kind.gemms[0].mul_mat.n_expert_used
+    block, hot_block, link, n_used = (
+        block_type.block,
+        block_type.hot(n_hot),
+        rates.transfer,
+        block_type.gemms[0].mul_mat.n_expert_used,
+    )
     returned = block.returned + block.returned_each * block.extent  # of all experts of a token
     n_up, n_down = hot_block.upload_bytes(hot_block.extent, rows), hot_block.download_bytes(hot_block.extent, rows)
     joined, n_biases, n_copies = n_down // F32 + miss * returned * rows, 0, 2  # slots and weights are one
     n_numbers = n_rows * rows * (2 if hot_block.n_summed(rows) > 1 else 1)
     if packed:
-        n_down, joined, n_biases = returned * rows * F32, returned * rows, block.biases * kind.n_expert * F32
+        n_down, joined, n_biases = returned * rows * F32, returned * rows, block.biases * block_type.n_expert * F32
         n_numbers = n_used * rows * (3 if block.biases else 2)
-        n_copies = 4 + len(kind.gemms) if block.biases else 3
-    if kind.context.resident:
+        n_copies = 4 + len(block_type.gemms) if block.biases else 3
+    if block_type.context.resident:
         n_up, n_copies = n_numbers * F32, n_copies - 1
         if not packed:
             n_up, n_down, joined = 2 * n_rows * rows * F32, 0, miss * returned * rows
     copies = rates.copy_seconds(n_up + n_biases, n_down, joined, 1, n_copies)
-    if not kind.context.resident:
+    if not block_type.context.resident:
         return copies
     # down: input, ids and routing weights, three copies and one wait; up: the host's sum, which the device adds
     send_s = copies.send_s + link.copy_out.seconds((block.sent + n_used) * rows * F32) + 2 * link.copy_in.alpha_s
@@ -347,14 +352,14 @@ def _hot_copies(
     return copies._replace(send_s=send_s, join_s=join_s)
 
 
-def _fetch_seconds(kind: BlockType, rates: SliceRates) -> tuple[float, float]:
+def _fetch_seconds(block_type: BlockType, rates: SliceRates) -> tuple[float, float]:
     """(seconds of the link, of the thread that requests it) to fetch a missed expert."""
-    n_bytes = sum(gemm.bytes for gemm in kind.gemms) / kind.n_expert
-    return rates.weights.seconds(n_bytes), len(kind.gemms) * rates.issue_s
+    n_bytes = sum(gemm.bytes for gemm in block_type.gemms) / block_type.n_expert
+    return rates.weights.seconds(n_bytes), len(block_type.gemms) * rates.issue_s
 
 
 def _divided_misses(
-    kind: BlockType, rates: SliceRates, n_hot: int, rows: int, miss: float
+    block_type: BlockType, rates: SliceRates, n_hot: int, rows: int, miss: float
 ) -> Iterator[tuple[float, float]]:
     """(seconds of the thread: requests and the CPU's rows; of the device) for several tokens, if it fetches 0, 1, … all
     of the missed experts. miss: share of the rows that miss.
@@ -364,11 +369,17 @@ def _divided_misses(
     these slots too, theirs are computed first. So a launch more has its start-up times, and the last one waits for the
     link.
     """
-    mul_mat, use, linear = kind.gemms[0].mul_mat, kind.use or experts_alike(kind.n_expert), kind.gemms.at(rows)
-    fetch_s, request_s = _fetch_seconds(kind, rates)
+    mul_mat, use, linear = (
+        block_type.gemms[0].mul_mat,
+        block_type.use or experts_alike(block_type.n_expert),
+        block_type.gemms.at(rows),
+    )
+    fetch_s, request_s = _fetch_seconds(block_type, rates)
     remaining = use.misses_by_rows(mul_mat, n_hot, rows) if miss > 0 else [(0.0, 0.0)]
     # a row is gathered and gets its biases
-    row_s = 2 * (kind.block.sent - mul_mat.n_expert_used + kind.block.biases) * F32 * rates.device_s_per_byte
+    row_s = (
+        2 * (block_type.block.sent - mul_mat.n_expert_used + block_type.block.biases) * F32 * rates.device_s_per_byte
+    )
     n_idle = n_hot - sum(use.used(mul_mat, rows)[:n_hot])  # slots whose experts the batch does not use
 
     def computed_by_cpu_s(n_experts: float, of_rows: float) -> float:
@@ -376,14 +387,14 @@ def _divided_misses(
         all experts, in the batch that gives each expert as many rows. With few rows each, a row may take longer."""
         if n_experts <= 0:
             return 0.0
-        share = n_experts / kind.n_expert
+        share = n_experts / block_type.n_expert
         batch = max(1.0, of_rows * miss * rows / share)  # tokens
         n_tokens = round(batch)
-        return linear.cpu_alpha_s + share * kind.gemms.at(n_tokens).cpu_linear_s * batch / n_tokens
+        return linear.cpu_alpha_s + share * block_type.gemms.at(n_tokens).cpu_linear_s * batch / n_tokens
 
     def computed_by_device_s(of_rows: float) -> float:
         """Seconds of the device for this share of all rows."""
-        return kind.gemms.gpu_s(of_rows, rows) + of_rows * rows * mul_mat.n_expert_used * row_s
+        return block_type.gemms.gpu_s(of_rows, rows) + of_rows * rows * mul_mat.n_expert_used * row_s
 
     def sides(n_experts: float, of_rows: float) -> tuple[float, float]:
         """The same if the CPU computes n_experts experts with of_rows of the rows that miss."""
@@ -403,14 +414,14 @@ def _divided_misses(
     return (sides(*share) for share in remaining)
 
 
-def inter_block_times(kind: BlockType, n_tokens: int) -> tuple[float, float]:
+def inter_block_times(block_type: BlockType, n_tokens: int) -> tuple[float, float]:
     """(mean seconds between two blocks, the part of them in which the CPU works)."""
-    inter_block_s = interpolate(kind.context.inter_block, n_tokens)
-    return inter_block_s, min(inter_block_s, interpolate(kind.context.inter_block_cpu, n_tokens))
+    inter_block_s = interpolate(block_type.context.inter_block, n_tokens)
+    return inter_block_s, min(inter_block_s, interpolate(block_type.context.inter_block_cpu, n_tokens))
 
 
 def slice_times(
-    kind: BlockType, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1
+    block_type: BlockType, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1
 ) -> BlockTimes:
     """The tasks of a block in a pass over n_tokens tokens, without the inter-block time before it. n_g: tokens for
     which the device computes CC (CG'); n_outputs: tokens whose logits are wanted.
@@ -419,21 +430,21 @@ def slice_times(
     that llama.cpp offloads takes the link from streamed slices. Blocks with hot experts have no n_g.
     """
     if cut.n_hot:
-        return hot_times(kind, rates, cut.n_hot, n_tokens, n_outputs)
-    rows = n_outputs if kind.outputs_only else n_tokens
-    if kind.outputs_only or not kind.takes_n_g:
+        return hot_times(block_type, rates, cut.n_hot, n_tokens, n_outputs)
+    rows = n_outputs if block_type.outputs_only else n_tokens
+    if block_type.outputs_only or not block_type.takes_n_g:
         n_g = 0
     prime = cut.cc > 0 and n_g > 0
     if cut.is_uncut and not prime:
-        return _whole_times(kind, rates, n_tokens, rows)
+        return _whole_times(block_type, rates, n_tokens, rows)
     if rows <= 0:
         return NO_TASKS
     extent = cut.extent
     cc, cg, gg = cut.cc / extent, cut.cg / extent, cut.gg / extent
-    block = kind.block
+    block = block_type.block
 
     # of CC, too, the experts that all tokens use, not only the last n_g
-    parts = [kind.gemms.streamed(share, rows, kind.gaps) for share in (cg, cc if prime else 0.0)]
+    parts = [block_type.gemms.streamed(share, rows, block_type.gaps) for share in (cg, cc if prime else 0.0)]
     streamed, late_bytes = sum(part.bytes for part in parts), sum(part.late_bytes for part in parts)
     copy_s = rates.weights.seconds(streamed)
     late_s = copy_s * late_bytes / streamed if streamed else 0.0
@@ -446,8 +457,8 @@ def slice_times(
     streams = cg > 0 or prime
     n_steps = (gg > 0) + streams
     copies, wait_s = NO_COPY, 0.0
-    if gg < 1 and kind.context.resident:
-        copies, wait_s = _resident_copy(kind, rates, cut, rows, rows - n_g, n_steps)
+    if gg < 1 and block_type.context.resident:
+        copies, wait_s = _resident_copy(block_type, rates, cut, rows, rows - n_g, n_steps)
     elif gg < 1:
         elements = extent if prime else cut.cg + cut.gg
         n_device = n_g if cut.is_uncut else rows  # tokens that the device computes a part of
@@ -456,27 +467,27 @@ def slice_times(
     host_bytes, device_bytes = block.weighed_bytes(rows)
     host_sum_s, device_sum_s = host_bytes * rates.cpu_s_per_byte, device_bytes * rates.device_s_per_byte
     if block.after and not device_bytes:
-        after_s = rates.device_s_per_byte if kind.context.resident else rates.cpu_s_per_byte
+        after_s = rates.device_s_per_byte if block_type.context.resident else rates.cpu_s_per_byte
         copies = copies._replace(join_s=copies.join_s + rows * block.after * after_s)
     launch_s, staged_out_s = copies.launch_s + copies.staged_in_s, copies.staged_out_s
     steps: tuple[DeviceStep, ...] = ()
     if streams:
-        gpu_s = kind.gemms.gpu_s(cg, rows) + kind.gemms.gpu_s(cc, n_g) + staged_out_s
+        gpu_s = block_type.gemms.gpu_s(cg, rows) + block_type.gemms.gpu_s(cc, n_g) + staged_out_s
         gpu_s += ((cg > 0) * rows + prime * n_g) * device_sum_s
         steps = (DeviceStep(copy_s, gpu_s, 0.0 if gg > 0 else launch_s),)
     if gg > 0:
-        gpu_s = kind.gemms.gpu_s(gg, rows) + rows * device_sum_s + (0.0 if streams else staged_out_s)
+        gpu_s = block_type.gemms.gpu_s(gg, rows) + rows * device_sum_s + (0.0 if streams else staged_out_s)
         steps = (DeviceStep(0.0, gpu_s, launch_s), *steps)
-    cpu_s = wait_s + kind.gemms.cpu_s(cc, rows - n_g) + (cc > 0) * (rows - n_g) * host_sum_s
+    cpu_s = wait_s + block_type.gemms.cpu_s(cc, rows - n_g) + (cc > 0) * (rows - n_g) * host_sum_s
     return both_sides(rates, copies, steps, cpu_s, rows, issue_s, late_s)
 
 
 def _resident_copy(
-    kind: BlockType, rates: SliceRates, cut: Cut, rows: int, n_host: int, n_steps: int
+    block_type: BlockType, rates: SliceRates, cut: Cut, rows: int, n_host: int, n_steps: int
 ) -> tuple[CopySeconds, float]:
     """(copies of a block that lives on the device, seconds that the thread waits for its input). The device reads the
     input in place, and adds the host's part of the result in a second launch. n_host: tokens of CC."""
-    block, link = kind.block, rates.transfer
+    block, link = block_type.block, rates.transfer
     send_s, join_s, wait_s = n_steps * link.launch_issue_s, link.split_s, 0.0
     if cut.cc > 0:  # else no activations are copied
         input_s = link.copy_out.seconds(block.upload_bytes(cut.extent, n_host, rows))
@@ -488,11 +499,17 @@ def _resident_copy(
     return CopySeconds(send_s, join_s, link.launch_s), wait_s
 
 
-def _whole_times(kind: BlockType, rates: SliceRates, n_tokens: int, rows: int) -> BlockTimes:
+def _whole_times(block_type: BlockType, rates: SliceRates, n_tokens: int, rows: int) -> BlockTimes:
     """The tasks of a block that is not sliced."""
-    whole_s = kind.gemms.cpu_s(1.0, rows) if kind.context.whole is None else interpolate(kind.context.whole, n_tokens)
-    away_s = interpolate(kind.context.copies_if_whole, n_tokens) if kind.context.resident else 0.0
-    copy_s = min(whole_s, interpolate(kind.context.offload, n_tokens)) if kind.context.whole is not None else 0.0
+    whole_s = (
+        block_type.gemms.cpu_s(1.0, rows)
+        if block_type.context.whole is None
+        else interpolate(block_type.context.whole, n_tokens)
+    )
+    away_s = interpolate(block_type.context.copies_if_whole, n_tokens) if block_type.context.resident else 0.0
+    copy_s = (
+        min(whole_s, interpolate(block_type.context.offload, n_tokens)) if block_type.context.whole is not None else 0.0
+    )
     if copy_s > 0:
         offload = (DeviceStep(copy_s, whole_s - copy_s),)
         return BlockTimes(away_s, steps=offload, interference=rates.interference_at(n_tokens), offloaded=True)
@@ -515,18 +532,24 @@ class Pricing:
         return pricing
 
     def block_times(
-        self, kind: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1, inter_block_share: float = 1.0
+        self,
+        block_type: BlockType,
+        cut: Cut,
+        n_tokens: int,
+        n_g: int = 0,
+        n_outputs: int = 1,
+        inter_block_share: float = 1.0,
     ) -> BlockTimes:
         """The tasks of a block, with its share of the inter-block time before them."""
-        inter_block_s, inter_block_cpu_s = self.inter_block_times(kind, n_tokens)
-        times = slice_times(kind, self.rates, cut, n_tokens, n_g, n_outputs)
+        inter_block_s, inter_block_cpu_s = self.inter_block_times(block_type, n_tokens)
+        times = slice_times(block_type, self.rates, cut, n_tokens, n_g, n_outputs)
         return times.with_inter_block_time(inter_block_share * inter_block_s, inter_block_share * inter_block_cpu_s)
 
-    def _seconds(self, kind: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
+    def _seconds(self, block_type: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         """Steady-state seconds per block."""
-        inter_block_s, inter_block_cpu_s = self.inter_block_times(kind, n_tokens)
-        sliced = not cut.is_uncut or (n_g > 0 and kind.takes_n_g and not kind.outputs_only)
-        times, times_s = self.tasks(kind.without_context if sliced else kind, cut, n_tokens, n_g, n_outputs)
+        inter_block_s, inter_block_cpu_s = self.inter_block_times(block_type, n_tokens)
+        sliced = not cut.is_uncut or (n_g > 0 and block_type.takes_n_g and not block_type.outputs_only)
+        times, times_s = self.tasks(block_type.without_context if sliced else block_type, cut, n_tokens, n_g, n_outputs)
         if times_s is None:
             return single_block_cycle_seconds(
                 times, times.inter_block_s + inter_block_s, times.inter_block_cpu_s + inter_block_cpu_s, self.streaming
@@ -534,9 +557,9 @@ class Pricing:
         return inter_block_s + times_s
 
     def _tasks(
-        self, kind: BlockType, cut: Cut, n_tokens: int, n_g: int, n_outputs: int
+        self, block_type: BlockType, cut: Cut, n_tokens: int, n_g: int, n_outputs: int
     ) -> tuple[BlockTimes, float | None]:
         """(the tasks of a block without inter-block time, their seconds). Seconds None: they depend on the inter-block
         time, as copies run during it."""
-        times = slice_times(kind, self.rates, cut, n_tokens, n_g, n_outputs)
+        times = slice_times(block_type, self.rates, cut, n_tokens, n_g, n_outputs)
         return times, None if runs_ahead([times], self.streaming) else cycle_seconds([times], self.streaming)

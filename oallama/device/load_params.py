@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import BridgeError
-from oallama.core.options import FLASH_ATTENTION, STOCK_ATTENTION, STOCK_BATCH, STOCK_UBATCH, cache_type
+from oallama.core.options import DEFAULT_ATTENTION, DEFAULT_BATCH, DEFAULT_UBATCH, FLASH_ATTENTION, cache_type
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, SPLIT_LAYOUT, Attention, StockOptions, Workload
 from oallama.device.cpu import default_threads
 from oallama.device.user_backend import load_user_backend
@@ -37,12 +37,12 @@ class LoadSettings:
     path: str
     device: str = "none"  # --device text
     n_ctx: int = 512
-    n_batch: int = STOCK_BATCH
-    n_ubatch: int = STOCK_UBATCH
+    n_batch: int = DEFAULT_BATCH
+    n_ubatch: int = DEFAULT_UBATCH
     n_gpu_layers: int = 0  # counted as llama.cpp does: the output is one layer behind the last
     host_patterns: tuple[tuple[str, str | None], ...] = ()
     split_texts: tuple[str, ...] = ()
-    attention: Attention = STOCK_ATTENTION
+    attention: Attention = DEFAULT_ATTENTION
     n_threads: int = 0
     no_repack: bool = False
     stock: StockOptions | None = None

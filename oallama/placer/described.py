@@ -38,7 +38,7 @@ def problems_on(placer: ModelOnDevice, machine: Machine) -> Problems:
     options = replace(placer.options, flash_attn="on")
     memory = Memory(
         machine.card.memory_bytes if options.vram is None else options.vram,
-        host_budget=sys.maxsize,
+        host_copies_limit=sys.maxsize,
         on_host=lambda workload, _attention: _on_host(placer, workload),
     )
     profile = described(machine.host, machine.card, placer.model, placer.operators, TOKENS)

@@ -13,7 +13,7 @@ from typing_extensions import Self
 from oallama.core.errors import DeviceError, PlanError, UsageError
 from oallama.core.history import BlockRuns, History
 from oallama.core.keywords import check_type
-from oallama.core.options import STOCK_UBATCH, Options
+from oallama.core.options import DEFAULT_UBATCH, Options
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
 from oallama.core.types import CPU_DEVICE, Attention, DecodeStep, FlashAttention, ModelInfo, Operator, Workload
@@ -219,7 +219,7 @@ class ModelOnDevice:
             past = f"{n_past} earlier, " if n_past else ""
             tokens = f"{past}{n_prompt} prompt and {n_gen} generated tokens"
             raise UsageError(f"a context of {context} tokens cannot hold {tokens}; raise -c")
-        ubatch = n_ubatch or self.options.n_ubatch or STOCK_UBATCH
+        ubatch = n_ubatch or self.options.n_ubatch or DEFAULT_UBATCH
         return Workload(n_prompt, n_gen, context, ubatch, n_past, DecodeStep(n_parallel))
 
     def problem(self, flash_attn: FlashAttention) -> Problem:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from oallama.core.affinity_report import Affinity
 from oallama.core.errors import UsageError
 from oallama.core.keywords import check_names, check_type
-from oallama.core.options import STOCK_BATCH, Options
+from oallama.core.options import DEFAULT_BATCH, Options
 from oallama.core.profile import Profile
 from oallama.core.types import Phase, Predicted, PrefetchMode, Workload
 from oallama.core.units import format_bytes
@@ -301,7 +301,7 @@ class Placer(ModelOnDevice):
         settings = replace(
             target.no_alloc_loads.settings(asked.workload, placement, attention),
             device=str(target.device),
-            n_batch=target.options.n_batch or STOCK_BATCH,
+            n_batch=target.options.n_batch or DEFAULT_BATCH,
         )
         names = self.tensor_names
         return load_placed(

@@ -21,7 +21,7 @@ from oallama.planner.placement import Placement, placed_by_plan, plan_record
 from oallama.planner.policies.oato import oato
 from oallama.planner.policies.registry import Request, Rules
 from oallama.planner.policies.stock import cpu, stock_decision
-from oallama.planner.policies.stock_over import stock_over
+from oallama.planner.policies.stock_devices import stock_over_devices
 from oallama.planner.price import price
 from oallama.planner.problem import Problem, costs_of
 from oallama.report.operators import AffinityReport, RunPlan, predicted_by
@@ -110,7 +110,7 @@ def _baselines_over(target: ModelOnDevice, workload: Workload) -> tuple[Baseline
     """The baselines over several devices: stock llama.cpp over all and on each (numbered as in `bench`), and the CPU
     alone."""
     problem = target.problem(stock_attention(target))
-    stock_over_all = stock_over(problem, workload)
+    stock_over_all = stock_over_devices(problem, workload)
     return (
         *([] if stock_over_all is None else [Baseline(STOCK, stock_over_all.predicted)]),
         *(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from oallama.core.options import STOCK_BATCH
+from oallama.core.options import DEFAULT_BATCH
 from oallama.core.types import FlashAttention, Predicted, Workload
 from oallama.device.layouts import needs_no_repack
 from oallama.device.load_params import LoadSettings
@@ -85,7 +85,7 @@ def stock_attention(target: ModelOnDevice) -> FlashAttention:
     return "on" if target.options.flash_attn == "auto" else target.options.flash_attn
 
 
-def stock_load(target: ModelOnDevice, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH) -> LoadSettings:
+def stock_load(target: ModelOnDevice, n_ctx: int, n_ubatch: int, n_batch: int = DEFAULT_BATCH) -> LoadSettings:
     """The placer's device, threads and attention, for a load of stock llama.cpp; with --no-repack where it would choose
     a wrong layout for a weight. Raises BridgeError."""
     return LoadSettings(

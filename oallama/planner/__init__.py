@@ -1,1 +1,1 @@
-"""Planning: from costs and a memory budget to a verified placement of each operator. Pure."""
+"""Planning: from costs and device memory to a verified placement of each operator. Pure."""

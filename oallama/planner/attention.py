@@ -154,7 +154,7 @@ def problem_of(
     profile: Profile,
     flash_attn: FlashAttention,
     no_alloc_load: NoAllocLoad,
-    host_budget: int,
+    host_copies_limit: int,
     routing: Routing | None,
 ) -> Problem:
     """The problem for one attention mode. no_alloc_load: with that attention."""
@@ -166,7 +166,7 @@ def problem_of(
         options.vram,
         options.vram_fill,
         options.gpu_weights,
-        host_budget,
+        host_copies_limit,
         routing,
         flash_attn=flash_attn,
         allows=partial(AttentionRule(header.model, options).allows, flash_attn),

@@ -119,7 +119,7 @@ class BlockContexts:
                     inter_block, inter_block_cpu, *self._whole_curves(uses_device, block.operators), resident,
                     host_input, device_copies,
                 )  # fmt: skip
-                known[key] = tuple(replace(kind, context=context) for kind in types)
+                known[key] = tuple(replace(block_type, context=context) for block_type in types)
             blocks.append(Block(block.operators, known[key], share))
         return blocks
 
@@ -183,9 +183,9 @@ class BlockContexts:
         for block in family_blocks(operators, members, cuts):
             first, types = operators[block.operators[0]], block_types(self._problem.kernels, operators, block)
             outputs_only = computes_outputs_only(first, n_run)
-            has_plain = any(kind.layout == PLAIN_LAYOUT for kind in types)  # which the device reads
+            has_plain = any(block_type.layout == PLAIN_LAYOUT for block_type in types)  # which the device reads
             streamable = takes_n_g(first) and not block.biases and has_plain
-            types = tuple(replace(kind, outputs_only=outputs_only, takes_n_g=streamable) for kind in types)
+            types = tuple(replace(block_type, outputs_only=outputs_only, takes_n_g=streamable) for block_type in types)
             blocks.append((block, self._types.setdefault(types, types)))
         return blocks
 
@@ -256,7 +256,7 @@ def _alike(cuts: Sequence[Hashable]) -> tuple[int, ...]:
 
 
 def _types_related(types: Types, relation: Relation) -> Types:
-    return tuple(kind.with_relation(relation) for kind in types)
+    return tuple(block_type.with_relation(relation) for block_type in types)
 
 
 def _cuts_of(placement: Placement) -> Sequence[Hashable]:

@@ -74,12 +74,12 @@ TokenTable = tuple[tuple[int, int], ...]
 """((n_tokens, n_g), ...) with ascending n_tokens: Plan.token_assignment."""
 
 
-def best_cg(kind: BlockType, gg: int, seconds: Callable[[Cut], float]) -> tuple[Cut, float]:
+def best_cg(block_type: BlockType, gg: int, seconds: Callable[[Cut], float]) -> tuple[Cut, float]:
     """The best CC and CG beside gg elements on the device (Eq. 13), and its seconds; the least CG of equal ones.
 
     gg: elements such that the rest is a multiple of the block's step, or all of the extent.
     """
-    step, rest = kind.block.step, kind.block.extent - gg
+    step, rest = block_type.block.step, block_type.block.extent - gg
     n_steps = ceil(rest / step)
 
     def cut(n_streamed: int) -> Cut:
@@ -98,13 +98,16 @@ def count_blocks(cut_blocks: CutBlocks) -> Counted:
 
 def counted_seconds(counted: Counted, pricing: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
     """Seconds of one pass over counted blocks."""
-    return sum(count * pricing.seconds(kind, cut, n_tokens, n_g, n_outputs) for kind, cut, count in counted)
+    return sum(count * pricing.seconds(block_type, cut, n_tokens, n_g, n_outputs) for block_type, cut, count in counted)
 
 
 def least_n_g(counted: Counted, pricing: Pricing, n_tokens: int) -> tuple[int, float]:
     """(n_g, seconds of the pass) with the least seconds, the smallest n_g of equal ones. The CPU's number of tokens is
     one of in_groups."""
-    streamable = any(cut.cc and not cut.n_hot and kind.takes_n_g and not kind.outputs_only for kind, cut, _ in counted)
+    streamable = any(
+        cut.cc and not cut.n_hot and block_type.takes_n_g and not block_type.outputs_only
+        for block_type, cut, _ in counted
+    )
 
     @cache
     def seconds(n_g: int) -> float:
@@ -178,28 +181,28 @@ class BlockOptions:
         self._cuts_of: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}
         self.choices, self._seconds = cache(self._choices), cache(self._seconds_of)
 
-    def _choices(self, kind: BlockType, objective: Phase, most_cg: int | None) -> tuple[Choice, ...]:
+    def _choices(self, block_type: BlockType, objective: Phase, most_cg: int | None) -> tuple[Choice, ...]:
         """The fastest option for each number of bytes on the device, by ascending bytes, with the best CG for the
         objective. most_cg: most elements of CG; None: no limit."""
-        key = (kind.gemms, kind.context.resident, kind.use, objective)
+        key = (block_type.gemms, block_type.context.resident, block_type.use, objective)
         if key not in self._cuts_of:
-            self._cuts_of[key] = self._cuts(kind, objective)
-        sliced = [[_streaming(kind, cut, most_cg) for cut in cuts] for cuts in self._cuts_of[key]]
-        hot = [[cut] for cut in _hot_cuts(kind, self._n_values)]
+            self._cuts_of[key] = self._cuts(block_type, objective)
+        sliced = [[_streaming(block_type, cut, most_cg) for cut in cuts] for cuts in self._cuts_of[key]]
+        hot = [[cut] for cut in _hot_cuts(block_type, self._n_values)]
 
         def fastest(cuts: Sequence[Cut]) -> Choice:
             """The fastest cut, ignoring n_g; the first of equal ones."""
-            return min(((cut, self._seconds(kind, cut, objective)) for cut in cuts), key=itemgetter(1))
+            return min(((cut, self._seconds(block_type, cut, objective)) for cut in cuts), key=itemgetter(1))
 
-        return _ascending(kind, list(map(fastest, (*sliced, *hot))))
+        return _ascending(block_type, list(map(fastest, (*sliced, *hot))))
 
-    def _cuts(self, kind: BlockType, objective: Phase) -> tuple[tuple[Cut, ...], ...]:
+    def _cuts(self, block_type: BlockType, objective: Phase) -> tuple[tuple[Cut, ...], ...]:
         """Cuts for each GG, ascending: r_GG = i/n for i = 0..n, rounded to the block's step, and the best two-way split
         over the workload. At least one step is not GG. For each GG: the cut without CG, then, if weights may be
         streamed, the one with the best r_CG for the objective."""
-        extent, step = kind.block.extent, kind.block.step
-        if kind.block.biases:
-            return ((kind.all_host,),)
+        extent, step = block_type.block.extent, block_type.block.step
+        if block_type.block.biases:
+            return ((block_type.all_host,),)
         n_steps = ceil(extent / step)
 
         def without_cg(n: int) -> Cut:
@@ -207,7 +210,7 @@ class BlockOptions:
             cc = min(n * step, extent)
             return Cut(cc, 0, extent - cc)
 
-        balanced, _ = least(lambda n: self._seconds(kind, without_cg(n), "mixed"), 1, max(1, n_steps - 1))
+        balanced, _ = least(lambda n: self._seconds(block_type, without_cg(n), "mixed"), 1, max(1, n_steps - 1))
         shares = (1 - i / self._n_values for i in range(self._n_values))
         wanted = {max(1, round(share * extent / step)) for share in shares} | {1, balanced, n_steps}
 
@@ -215,40 +218,42 @@ class BlockOptions:
             cut = without_cg(n)
             if not self._streams:
                 return (cut,)
-            streamed, _ = best_cg(kind, cut.gg, lambda cut: self._seconds(kind, cut, objective))
+            streamed, _ = best_cg(block_type, cut.gg, lambda cut: self._seconds(block_type, cut, objective))
             return (cut, streamed)
 
         return tuple(map(cuts, sorted(wanted, reverse=True)))
 
-    def _seconds_of(self, kind: BlockType, cut: Cut, objective: Phase) -> float:
+    def _seconds_of(self, block_type: BlockType, cut: Cut, objective: Phase) -> float:
         """Seconds of one block over the passes of an objective, ignoring n_g."""
         objective_passes = self._passes_of[objective]
-        return sum(p.count * self._pricing.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in objective_passes)
+        return sum(
+            p.count * self._pricing.seconds(block_type, cut, p.n_tokens, 0, p.n_outputs) for p in objective_passes
+        )
 
 
-def _streaming(kind: BlockType, cut: Cut, most_cg: int | None) -> Cut:
+def _streaming(block_type: BlockType, cut: Cut, most_cg: int | None) -> Cut:
     """The cut with at most most_cg elements of CG; the others become CC."""
     if most_cg is None or cut.cg <= most_cg:
         return cut
-    rest, step = cut.cc + cut.cg, kind.block.step
+    rest, step = cut.cc + cut.cg, block_type.block.step
     cc = min(ceil((rest - most_cg) / step) * step, rest)
     return Cut(cc, rest - cc, cut.gg)
 
 
-def _hot_cuts(kind: BlockType, n_values: int) -> tuple[Cut, ...]:
+def _hot_cuts(block_type: BlockType, n_values: int) -> tuple[Cut, ...]:
     """Cuts with i/n of the experts hot for i = 1..n, rounded to whole experts."""
-    if kind.use is None:
+    if block_type.use is None:
         return ()
-    least = 1 + kind.use.follows  # one slot is empty while an expert is on its way there
-    counts = {max(least, round(i * kind.n_expert / n_values)) for i in range(1, n_values + 1)}
-    return tuple(kind.all_host._replace(n_hot=n) for n in sorted(counts))
+    least = 1 + block_type.use.follows  # one slot is empty while an expert is on its way there
+    counts = {max(least, round(i * block_type.n_expert / n_values)) for i in range(1, n_values + 1)}
+    return tuple(block_type.all_host._replace(n_hot=n) for n in sorted(counts))
 
 
-def _ascending(kind: BlockType, choices: Sequence[Choice]) -> tuple[Choice, ...]:
+def _ascending(block_type: BlockType, choices: Sequence[Choice]) -> tuple[Choice, ...]:
     """The options by ascending bytes; for equal bytes the fastest, or the first of equal ones."""
     fastest: dict[int, Choice] = {}
     for choice in choices:
-        n_bytes = kind.weight_bytes(choice[0])
+        n_bytes = block_type.weight_bytes(choice[0])
         if n_bytes not in fastest or choice[1] < fastest[n_bytes][1]:
             fastest[n_bytes] = choice
     return tuple(fastest[n_bytes] for n_bytes in sorted(fastest))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.core.options import STOCK_BATCH, Options
+from oallama.core.options import DEFAULT_BATCH, Options
 from oallama.core.types import CPU_DEVICE, Phase, Workload
 from oallama.plan.plan import Plan
 from oallama.planner.attention import Problems
@@ -153,7 +153,7 @@ def larger_ubatches(workload: Workload, options: Options) -> tuple[int, ...]:
     if options.n_ubatch is not None:
         return ()
     whole = -(-workload.n_prompt // PROMPT_STEP) * PROMPT_STEP
-    most = min(whole, workload.n_ctx, options.n_batch or STOCK_BATCH)
+    most = min(whole, workload.n_ctx, options.n_batch or DEFAULT_BATCH)
     sizes = []
     n_ubatch = 2 * workload.n_ubatch
     while n_ubatch < most:
@@ -166,8 +166,8 @@ def seconds_in(problem: Problem, decision: VerifiedPlan, n_ubatch: int, phase: P
     """Predicted seconds of a phase with the decision's placement unchanged and micro-batches of n_ubatch, ignoring the
     memory that these need."""
     placement, workload = decision.placement, replace(decision.workload, n_ubatch=n_ubatch)
-    splits = list(placement.device_splits)
+    slices = list(placement.device_slices)
     for device, (part, part_placement) in sliced_parts(problem, placement).items():
-        if part_placement.split.settings.token_assignment:
-            splits[device] = slicer_of(part, workload, part_placement).with_n_g(part_placement).split
-    return price(problem, workload, replace(placement, splits=tuple(splits))).over(phase)
+        if part_placement.first_slices.settings.token_assignment:
+            slices[device] = slicer_of(part, workload, part_placement).with_n_g(part_placement).first_slices
+    return price(problem, workload, replace(placement, slices=tuple(slices))).over(phase)

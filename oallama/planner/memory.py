@@ -146,7 +146,7 @@ weights moved to the host may need as much memory on the device again, to be off
 439 of those devices."""
 
 
-class CorrectedBudget:
+class CorrectedMemory:
     """The device's memory, corrected by the memory that verified placements take. llama.cpp's compute buffers depend on
     the placement: on the host operators that it offloads, and on the side of the output. So a first placement may leave
     memory unused, or not fit; once both have occurred, the correction is bisected."""
@@ -226,14 +226,16 @@ def most_n_g(table: TokenTable, n_ubatch: int) -> int:
 
 def ring_bytes(cut_blocks: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
     """Bytes of the ring for streamed weights. cut_blocks: in the order in which they run. n_g: most tokens of a batch
-    that CC is streamed for. A slot holds what a phase streams. Two slots lie at the two ends of the ring, so the ring
-    is as long as the largest two consecutive phases (the first follows the last). With any other number of slots, each
-    is counted as large as the largest phase."""
+    that CC is streamed for. A slot holds what a segment streams. Two slots lie at the two ends of the ring, so the ring
+    is as long as the largest two consecutive segments (the first follows the last). With any other number of slots,
+    each is counted as large as the largest segment."""
     return _ring_bytes(_runs(cut_blocks, n_ubatch, n_g), streaming, n_g)
 
 
 def _ring_bytes(runs: Sequence[Run], streaming: StreamSettings, n_g: int) -> int:
-    slots = cache(lambda run: [sum(slot_bytes(*cut_block, n_g) for cut_block in phase) for phase in _by_phase(run)])
+    slots = cache(
+        lambda run: [sum(slot_bytes(*cut_block, n_g) for cut_block in segment) for segment in _by_segment(run)]
+    )
     sizes = [size for run in runs for size in slots(run) if size]
     if not sizes:
         return 0
@@ -247,12 +249,15 @@ def staging_bytes(cut_blocks: CutBlocks, streaming: StreamSettings, n_ubatch: in
     experts in slots. cut_blocks, n_g: as in ring_bytes. llama.cpp may reserve memory for the logits of all n_ubatch
     tokens, so the FFN after the last attention counts like the others; the logits themselves are computed in chunks of
     tokens."""
-    in_slots = sum(kind.block.biases * cut.n_hot * F32 for kind, cut in cut_blocks)  # outside the activations
+    in_slots = sum(
+        block_type.block.biases * cut.n_hot * F32 for block_type, cut in cut_blocks
+    )  # outside the activations
     runs = _runs(cut_blocks, n_ubatch, n_g)
-    phases = (
-        tuple(tuple(_part(*cut_block, n_g) for cut_block in phase) for phase in _by_phase(run)) for run in set(runs)
+    segments = (
+        tuple(tuple(_part(*cut_block, n_g) for cut_block in segment) for segment in _by_segment(run))
+        for run in set(runs)
     )
-    activations = max((activation_bytes(run, n_ubatch, n_g) for run in phases), default=0)
+    activations = max((activation_bytes(run, n_ubatch, n_g) for run in segments), default=0)
     return _ring_bytes(runs, streaming, n_g) + activations + in_slots
 
 
@@ -264,60 +269,64 @@ def _runs(cut_blocks: CutBlocks, n_ubatch: int, n_g: int) -> list[Run]:
     """Group the blocks with a part on the device into runs. A run ends where llama.cpp computes between two blocks."""
     runs: list[Run] = []
     run: list[tuple[BlockType, Cut]] = []
-    for kind, cut in cut_blocks:
-        on_device = cut.n_hot or _streamed(kind, cut, n_g) or 0 < cut.gg < kind.block.extent
-        starts_run = not kind.block.relation or (kind.block.relation == "sum" and run and not _sums(*run[-1], n_ubatch))
+    for block_type, cut in cut_blocks:
+        on_device = cut.n_hot or _streamed(block_type, cut, n_g) or 0 < cut.gg < block_type.block.extent
+        starts_run = not block_type.block.relation or (
+            block_type.block.relation == "sum" and run and not _sums(*run[-1], n_ubatch)
+        )
         if run and (starts_run or not on_device):
             runs.append(tuple(run))
             run.clear()
         if on_device:
-            run.append((kind, cut))
+            run.append((block_type, cut))
     return [*runs, tuple(run)] if run else runs
 
 
-def _sums(kind: BlockType, cut: Cut, n_ubatch: int) -> bool:
+def _sums(block_type: BlockType, cut: Cut, n_ubatch: int) -> bool:
     """Whether the split back end adds up the results of a block's experts."""
-    return kind.block.summed > 1 if cut.n_hot else kind.block.n_summed(n_ubatch) > 1
+    return block_type.block.summed > 1 if cut.n_hot else block_type.block.n_summed(n_ubatch) > 1
 
 
-def _by_phase(run: Run) -> Iterator[Run]:
-    """Yield the blocks of each phase of a run."""
-    begins = [i for i, (kind, _) in enumerate(run) if i == 0 or kind.block.begins_phase]
+def _by_segment(run: Run) -> Iterator[Run]:
+    """Yield the blocks of each segment of a run."""
+    begins = [i for i, (block_type, _) in enumerate(run) if i == 0 or block_type.block.begins_segment]
     yield from (run[begin:end] for begin, end in pairwise([*begins, len(run)]))
 
 
-def _part(kind: BlockType, cut: Cut, n_g: int) -> ComputedBlock:
+def _part(block_type: BlockType, cut: Cut, n_g: int) -> ComputedBlock:
     """The device's part of a block."""
-    ids = kind.gemms[0].mul_mat.n_routed
+    ids = block_type.gemms[0].mul_mat.n_routed
     if cut.n_hot:
-        follows = kind.use is not None and kind.use.follows and cut.n_hot > 1
-        hot = HotRows(ids, min(ids, cut.n_hot - follows), kind.n_expert, follows)
-        return ComputedBlock(kind.block, 0, resident=kind.context.resident, hot=hot)
-    late = _streamed(kind, cut, n_g) - cut.cg
-    context = kind.context
-    return ComputedBlock(kind.block, cut.gg, cut.cg, late, cut.cc, context.resident, context.host_input, ids)
+        follows = block_type.use is not None and block_type.use.follows and cut.n_hot > 1
+        hot = HotRows(ids, min(ids, cut.n_hot - follows), block_type.n_expert, follows)
+        return ComputedBlock(block_type.block, 0, resident=block_type.context.resident, hot=hot)
+    late = _streamed(block_type, cut, n_g) - cut.cg
+    context = block_type.context
+    return ComputedBlock(block_type.block, cut.gg, cut.cg, late, cut.cc, context.resident, context.host_input, ids)
 
 
-def _streamed(kind: BlockType, cut: Cut, n_g: int) -> int:
+def _streamed(block_type: BlockType, cut: Cut, n_g: int) -> int:
     """Elements of CG, and of CG' for the largest batch. Blocks with hot experts stream nothing."""
     if cut.n_hot:
         return 0
-    return cut.cg + (cut.cc if n_g and kind.takes_n_g else 0)
+    return cut.cg + (cut.cc if n_g and block_type.takes_n_g else 0)
 
 
-def slot_bytes(kind: BlockType, cut: Cut, n_g: int) -> int:
+def slot_bytes(block_type: BlockType, cut: Cut, n_g: int) -> int:
     """Bytes of a slot of the ring for what this block streams."""
-    streamed = _streamed(kind, cut, n_g)
+    streamed = _streamed(block_type, cut, n_g)
     if not streamed:
         return 0
-    return ceil(kind.block.bytes * streamed / kind.block.extent / SLOT_PADDING) * SLOT_PADDING + _padding(kind)
+    return ceil(block_type.block.bytes * streamed / block_type.block.extent / SLOT_PADDING) * SLOT_PADDING + _padding(
+        block_type
+    )
 
 
-def most_streamed(kind: BlockType, n_bytes: int) -> int:
+def most_streamed(block_type: BlockType, n_bytes: int) -> int:
     """Elements of a block whose weights fit a slot of n_bytes."""
-    whole = max(0, n_bytes - _padding(kind)) // SLOT_PADDING * SLOT_PADDING
-    return whole * kind.block.extent // kind.block.bytes
+    whole = max(0, n_bytes - _padding(block_type)) // SLOT_PADDING * SLOT_PADDING
+    return whole * block_type.block.extent // block_type.block.bytes
 
 
-def _padding(kind: BlockType) -> int:
-    return len(kind.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight
+def _padding(block_type: BlockType) -> int:
+    return len(block_type.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight

@@ -47,7 +47,7 @@ def placement_in(problem: Problem, placement: Placement, device: int, window: Wi
     first, end = problem.graph.operators_of(window)
     return replace(
         placement,
-        splits=(placement.device_splits[device],),
+        slices=(placement.device_slices[device],),
         assignments=placement.assignments[first:end],
         first_device_layer=max(0, placement.first_device_layer - window[0]),
         device_layers=(),

@@ -68,7 +68,7 @@ ON_HOST, ON_DEVICE = Assignment(Cut(1, 0, 0)), Assignment(Cut(0, 0, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSplits:
+class DeviceSlices:
     """Bytes and settings of the split back end beside one device."""
 
     gg_bytes: int = 0  # of split operators' weights on the device
@@ -103,7 +103,7 @@ class Placement:
     seconds: float = 0.0  # predicted over the passes of a phase
     iterations: int = 0  # of Algorithm 1
     converged: bool = True
-    splits: tuple[DeviceSplits, ...] = (DeviceSplits(),)  # for each device; may end before devices without splits
+    slices: tuple[DeviceSlices, ...] = (DeviceSlices(),)  # for each device; may end before devices without any
     n_ubatch: int | None = None  # micro-batch that it was made for; None: the workload's
     stock: StockOptions | None = None  # of a configuration of stock llama.cpp, which chooses the host's layouts
     device_layers: tuple[int, ...] = ()  # of several devices: number of layers of each, from first_device_layer on, the
@@ -124,19 +124,19 @@ class Placement:
         return tuple(assignment.is_device for assignment in self.assignments)
 
     @property
-    def split(self) -> DeviceSplits:
+    def first_slices(self) -> DeviceSlices:
         """Bytes and settings of the split back end beside the first device."""
-        return self.splits[0]
+        return self.slices[0]
 
     @property
     def split_settings(self) -> tuple[SplitSettings, ...]:
         """Settings of the split back end for each device."""
-        return tuple(splits.settings for splits in self.splits)
+        return tuple(slices.settings for slices in self.slices)
 
     @property
-    def device_splits(self) -> tuple[DeviceSplits, ...]:
+    def device_slices(self) -> tuple[DeviceSlices, ...]:
         """Bytes and settings of the split back end beside each device."""
-        return (*self.splits, *(DeviceSplits() for _ in range(len(self.device_layers) - len(self.splits))))
+        return (*self.slices, *(DeviceSlices() for _ in range(len(self.device_layers) - len(self.slices))))
 
     @property
     def cache_bytes(self) -> int:
@@ -156,8 +156,8 @@ class Placement:
     @property
     def devices_used(self) -> tuple[int, ...]:
         """The numbers of the devices (of several) that have layers or slices."""
-        layers = zip(self.device_layers, self.device_splits, strict=False)  # of one device none are counted
-        return tuple(i for i, (n_layers, splits) in enumerate(layers) if n_layers or splits.is_sliced)
+        layers = zip(self.device_layers, self.device_slices, strict=False)  # of one device none are counted
+        return tuple(i for i, (n_layers, slices) in enumerate(layers) if n_layers or slices.is_sliced)
 
     @property
     def streams(self) -> bool:
@@ -287,18 +287,18 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> P
     layers = plan.device_layers(operators, n_layer)
     staging_of = dict(enumerate(memory.staging for memory in plan.memory.devices or (plan.memory,)))
 
-    def splits_of(device: int) -> DeviceSplits:
+    def slices_of(device: int) -> DeviceSlices:
         gg = [
             assignment.cut.gg if row.device == device and not assignment.is_device else 0
             for (_, row), assignment in zip(pairs, assignments, strict=True)
         ]
         hot = sum(hot_bytes(operator, row) for operator, row in pairs if row.device == device)
         settings = settings_of(plan.split_settings, device)
-        return DeviceSplits(slice_weights(operators, gg), hot, staging_of.get(device, 0), 0, settings)
+        return DeviceSlices(slice_weights(operators, gg), hot, staging_of.get(device, 0), 0, settings)
 
-    splits = tuple(map(splits_of, range(len(layers) or 1)))
+    slices = tuple(map(slices_of, range(len(layers) or 1)))
     first_device_layer = n_layer + 1 - plan.n_gpu_layers
-    return Placement(assignments, first_device_layer, splits=splits, device_layers=layers, stock=plan.stock)
+    return Placement(assignments, first_device_layer, slices=slices, device_layers=layers, stock=plan.stock)
 
 
 def unmeasured_cpu_record(

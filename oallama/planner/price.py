@@ -19,7 +19,7 @@ from oallama.planner.cutting import CutBlocks, n_g_at
 from oallama.planner.parts import sliced_parts
 from oallama.planner.placement import Placement
 from oallama.planner.problem import Problem, costs_of, costs_over, device_costs
-from oallama.planner.slicer import SlicePlan, slicer_of
+from oallama.planner.slicer import Slicing, slicer_of
 
 
 def price(problem: Problem, workload: Workload, placement: Placement) -> Predicted:
@@ -28,10 +28,12 @@ def price(problem: Problem, workload: Workload, placement: Placement) -> Predict
     Raises PlanError for a slice of an operator that cannot be split, ProfileError if the profile has no link.
     """
     problem = problem.of_step(workload.step)
-    sliced: dict[int, SlicePlan] = {}
+    sliced: dict[int, Slicing] = {}
     for device, (part, part_placement) in sliced_parts(problem, placement).items():
         slicer = slicer_of(part, workload, part_placement)
-        sliced[device] = slicer.priced(*slicer.cuts_of(part_placement), part_placement.split.settings.token_assignment)
+        sliced[device] = slicer.priced(
+            *slicer.cuts_of(part_placement), part_placement.first_slices.settings.token_assignment
+        )
     if sliced and not placement.device_layers:
         return sliced[0].predicted(workload)
     layouts = host_layouts(problem, workload, placement)
@@ -40,7 +42,7 @@ def price(problem: Problem, workload: Workload, placement: Placement) -> Predict
         phase_passes = workload_passes(workload, phase)
         if not placement.device_layers:
             return _whole_seconds(problem, placement, layouts, phase_passes)
-        sliced_s = {device: plan.prefill_s if phase == "prefill" else plan.decode_s for device, plan in sliced.items()}
+        sliced_s = {n: slicing.prefill_s if phase == "prefill" else slicing.decode_s for n, slicing in sliced.items()}
         devices = device_costs(problem, phase_passes, layouts, mapped=not sliced)
         return ranges_seconds(
             devices, placement.device_layers, placement.on_device, placement.first_device_layer, sliced_s
@@ -115,11 +117,11 @@ def seen_passes(
     if not placement.is_sliced:
         return ()
     problem, placement = next(iter(sliced_parts(problem, placement).values()))  # of several devices the first
-    slicer, table = slicer_of(problem, plan.workload, placement), placement.split.settings.token_assignment
+    slicer, table = slicer_of(problem, plan.workload, placement), placement.first_slices.settings.token_assignment
     timed_blocks = [
-        (block, (kind, cut))
-        for block, (kind, cut) in zip(*slicer.cuts_of(placement), strict=True)
-        if not kind.outputs_only and (not cut.is_uncut or (table and kind.takes_n_g))
+        (block, (block_type, cut))
+        for block, (block_type, cut) in zip(*slicer.cuts_of(placement), strict=True)
+        if not block_type.outputs_only and (not cut.is_uncut or (table and block_type.takes_n_g))
     ]
     cut_blocks = [cut_block for _, cut_block in timed_blocks]
     names = {problem.operators[i].name for block, _ in timed_blocks for i in block.operators}
@@ -139,7 +141,7 @@ def seen_passes(
 
 def _prediction(cut_blocks: CutBlocks, n_tokens: int, n_g: int, pricing: Pricing) -> tuple[float, float, float, bool]:
     """The predicted values of SeenPasses."""
-    times = [pricing.block_times(kind, cut, n_tokens, n_g) for kind, cut in cut_blocks]
+    times = [pricing.block_times(block_type, cut, n_tokens, n_g) for block_type, cut in cut_blocks]
     rounds: dict[BlockTimes, tuple[float, float]] = {}
     for block in times:
         if block not in rounds:

@@ -31,7 +31,7 @@ from oallama.cost.whole import (
     operator_costs,
 )
 from oallama.planner.memory import DeviceMemory, memory_breakdown, runtime_bytes, summed
-from oallama.planner.placement import DeviceSplits, Placement, cpu, operators_on_cpu, whole_bytes
+from oallama.planner.placement import DeviceSlices, Placement, cpu, operators_on_cpu, whole_bytes
 
 SMALLEST_UBATCH = 64
 """Tokens; a micro-batch is not lowered below this. 16 and 256 change none of 26 plans."""
@@ -66,7 +66,7 @@ class Problem:
     vram: int | None  # bytes of device memory to plan with; None: the free memory
     vram_fill: float
     gpu_weights: float | None  # cap on the share of operator bytes on the device
-    host_budget: int = 0  # bytes of host memory for second copies of weights
+    host_copies_limit: int = 0  # bytes of host memory for second copies of weights
     routing: Routing | None = None  # expert counts, if recorded
     step: DecodeStep = DecodeStep()  # of decode; its tokens share experts  # noqa: RUF009 - frozen
     flash_attn: FlashAttention = "auto"  # the mode of the profile's attention; "auto": all of them
@@ -197,28 +197,32 @@ def with_layouts(problem: Problem, workload: Workload, placement: Placement) -> 
 
 def own_bytes(problem: Problem, placement: Placement) -> int:
     """Bytes on the device of operators, slices with their staging, and the expert cache."""
-    return whole_bytes(problem.operators, placement.on_device) + placement.split.device_bytes + placement.cache_bytes
+    return (
+        whole_bytes(problem.operators, placement.on_device)
+        + placement.first_slices.device_bytes
+        + placement.cache_bytes
+    )
 
 
 def measured(problem: Problem, workload: Workload, placement: Placement) -> MemoryBreakdown:
     """The memory breakdown of a placement: llama.cpp's part by a no_alloc load, in which split operators are on the
     host, plus the split back end's slices. `spare` may be negative."""
     load = problem.no_alloc_load(workload, placement)
-    weights_host = load.weights_host + sum(splits.twice_bytes - splits.gg_bytes for splits in placement.device_splits)
+    weights_host = load.weights_host + sum(slices.twice_bytes - slices.gg_bytes for slices in placement.device_slices)
 
-    def of_device(device: Problem, load: LoadBytes, splits: DeviceSplits, n_instances: int) -> MemoryBreakdown:
+    def of_device(device: Problem, load: LoadBytes, slices: DeviceSlices, n_instances: int) -> MemoryBreakdown:
         """n_instances: of the device's back end, llama.cpp's and the split back end's."""
         return memory_breakdown(
-            device.capacity(load), device.vram_fill, load.weights_gpu + splits.held_bytes, 0, load.kv, load.compute,
-            splits.staging_bytes, device.runtime_bytes(workload, n_instances),
+            device.capacity(load), device.vram_fill, load.weights_gpu + slices.held_bytes, 0, load.kv, load.compute,
+            slices.staging_bytes, device.runtime_bytes(workload, n_instances),
         )  # fmt: skip
 
     if placement.device_layers:
-        devices = zip(problem.devices, load.devices, placement.device_splits, strict=True)
+        devices = zip(problem.devices, load.devices, placement.device_slices, strict=True)
         return summed(tuple(of_device(*device, 1 + device[2].is_sliced) for device in devices), weights_host)
     load = replace(load, weights_gpu=load.weights_gpu + placement.cache_bytes)
     n_instances = placement.llama_uses_device(problem.graph.n_layer) + placement.is_sliced
-    return replace(of_device(problem, load, placement.split, n_instances), weights_host=weights_host)
+    return replace(of_device(problem, load, placement.first_slices, n_instances), weights_host=weights_host)
 
 
 def operators_limit(problem: Problem) -> int | None:

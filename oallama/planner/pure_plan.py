@@ -27,7 +27,7 @@ from oallama.planner.placement import Placement, VerifiedPlan, whole_bytes
 from oallama.planner.policies.ranges import on_each, ranges
 from oallama.planner.policies.registry import Policy, Request
 from oallama.planner.policies.stock import strongest
-from oallama.planner.policies.stock_over import stock_over
+from oallama.planner.policies.stock_devices import stock_over_devices
 from oallama.planner.problem import LoadBytes, NoAllocLoad, Problem
 from oallama.planner.verify import on_cpu
 
@@ -39,8 +39,8 @@ class WhatIf:
     cards: tuple[Card, ...]
     stock: VerifiedPlan  # the fastest options of stock llama.cpp, policy being their name
     best: VerifiedPlan  # the same one where nothing is predicted to be faster; or the plan of the policy asked for
-    stock_on: tuple[int, ...]  # the numbers of the cards that it uses
-    best_on: tuple[int, ...]
+    stock_cards: tuple[int, ...]  # the numbers of the cards that it uses
+    best_cards: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -86,10 +86,10 @@ def problem_over(devices: Sequence[Problem], host: LoadBytes) -> Problem:
     def no_alloc_load(workload: Workload, placement: Placement) -> LoadBytes:
         if not placement.device_layers:
             return first.no_alloc_load(workload, placement)
-        slices = [splits.device_bytes for splits in placement.device_splits]  # which no load counts
+        slice_bytes = [slices.device_bytes for slices in placement.device_slices]  # which no load counts
         device_loads = tuple(
             LoadBytes(n_bytes - other, 0, host.kv * n_blocks // first.graph.n_layer, host.compute, device.vram or 0)
-            for device, (n_blocks, n_bytes), other in zip(devices, on_each(first, placement), slices, strict=True)
+            for device, (n_blocks, n_bytes), other in zip(devices, on_each(first, placement), slice_bytes, strict=True)
         )
         on_cards = sum(device.weights_gpu for device in device_loads)
         return LoadBytes(on_cards, host.weights_host - on_cards, host.kv, host.compute, 0, device_loads)
@@ -118,15 +118,15 @@ def what_if_over(problem: Problem, cards: tuple[Card, ...], workload: Workload) 
     stocks: list[tuple[VerifiedPlan, tuple[int, ...]]] = [
         (single.stock, (number,)) for number, single in enumerate(what_ifs)
     ]
-    if (joint_stock := stock_over(problem, workload)) is not None:
+    if (joint_stock := stock_over_devices(problem, workload)) is not None:
         stocks.append((joint_stock, joint_stock.placement.devices_used))
-    stock, stock_on = min(stocks, key=lambda candidate: total_s(candidate[0]))
-    bests = [(stock, stock_on), *((single.best, (number,)) for number, single in enumerate(what_ifs))]
+    stock, stock_cards = min(stocks, key=lambda candidate: total_s(candidate[0]))
+    bests = [(stock, stock_cards), *((single.best, (number,)) for number, single in enumerate(what_ifs))]
     with suppress(DoesNotFit):  # each of them keeps buffers of its own
         ours = decide([problem], Request(workload, ranges, quick=True))
         bests.append((ours, ours.placement.devices_used))
-    best, best_on = min(bests, key=lambda candidate: total_s(candidate[0]))
-    return WhatIf(cards, stock, best, stock_on, best_on)
+    best, best_cards = min(bests, key=lambda candidate: total_s(candidate[0]))
+    return WhatIf(cards, stock, best, stock_cards, best_cards)
 
 
 def total_s(decision: VerifiedPlan) -> float:
@@ -139,11 +139,11 @@ COMPUTE_BYTES_PER_TOKEN = 512 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of a described machine. device_bytes: free on the device. host_budget: host memory for second copies of
-    weights. on_host: the load of a workload on the CPU alone; None: estimated from the header (counted_load)."""
+    """Memory of a described machine. device_bytes: free on the device. host_copies_limit: host memory for second copies
+    of weights. on_host: the load of a workload on the CPU alone; None: estimated from the header (counted_load)."""
 
     device_bytes: int
-    host_budget: int
+    host_copies_limit: int
     on_host: Callable[[Workload, Attention], LoadBytes] | None = None
 
 
@@ -170,7 +170,7 @@ def pure_problem(
         host = memory.on_host(workload, attention) if memory.on_host else counted_load(header, workload, attention)
         return counted_load_of(host, header.operators, header.model.n_layer, memory.device_bytes)(workload, placement)
 
-    return problem_of(header, options, profile, flash_attn, no_alloc_load, memory.host_budget, routing)
+    return problem_of(header, options, profile, flash_attn, no_alloc_load, memory.host_copies_limit, routing)
 
 
 def counted_load(header: ModelHeader, workload: Workload, attention: Attention) -> LoadBytes:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from oallama.core.types import Operator
 from oallama.cost.ranges import DeviceCosts, entry_seconds, ranges_seconds
 from oallama.cost.whole import placement_seconds
-from oallama.planner.placement import DeviceSplits, Placement, whole_assignments
+from oallama.planner.placement import DeviceSlices, Placement, whole_assignments
 
 HOST = -1
 """Stands for the device before a layer if that layer is on the host."""
@@ -145,20 +145,20 @@ class WholeRanges:
         devices behind them, and the seconds of all; infinite where these do not fit."""
         seconds, later_layers = self._ranges.layers_from(parts[-1].device, border)
         counts, n_devices = list(later_layers), len(self._devices)
-        splits = [DeviceSplits() for _ in range(n_devices)]
+        slices = [DeviceSlices() for _ in range(n_devices)]
         for part, previous_part in zip(parts, (None, *parts), strict=False):
             seconds += part.placement.seconds
             if previous_part is not None:
                 seconds += entry_seconds(self._devices[part.device], previous_part.device, part.window[0])
             counts[part.device] = part.window[1] - part.window[0] - part.placement.first_device_layer
-            splits[part.device] = part.placement.split
+            slices[part.device] = part.placement.first_slices
         part_assignments = tuple(assignment for part in parts for assignment in part.placement.assignments)
         on_device = self._on_device(border, later_layers)
         return Placement(
             (*part_assignments, *whole_assignments(on_device[len(part_assignments) :])),
             parts[0].placement.first_device_layer,
             seconds,
-            splits=tuple(splits),
+            slices=tuple(slices),
             device_layers=tuple(counts),
             notes=tuple(dict.fromkeys(note for part in parts for note in part.placement.notes)),
         )

@@ -183,10 +183,10 @@ def _sliced(
     problem: Problem, workload: Workload, placement: Placement
 ) -> tuple[Iterator[Activity], Iterator[Activity]]:
     slicer = slicer_of(problem, workload, placement)
-    plan = slicer.priced(*slicer.cuts_of(placement), placement.split.settings.token_assignment)
-    names = [_block_name([problem.operators[i] for i in block.operators]) for block in plan.blocks]
-    sliced_operators = frozenset(i for block in plan.blocks for i in block.operators)
-    bounds = [0.0, *accumulate(block.inter_block_share / len(names) for block in plan.blocks)]
+    slicing = slicer.priced(*slicer.cuts_of(placement), placement.first_slices.settings.token_assignment)
+    names = [_block_name([problem.operators[i] for i in block.operators]) for block in slicing.blocks]
+    sliced_operators = frozenset(i for block in slicing.blocks for i in block.operators)
+    bounds = [0.0, *accumulate(block.inter_block_share / len(names) for block in slicing.blocks)]
 
     @cache
     def between(n_tokens: int) -> list[Activity]:
@@ -217,8 +217,8 @@ def _sliced(
 
     prompt, token, streaming = passes(workload, "prefill"), decode_pass(workload), slicer.pricing.streaming
     of_prompt, of_token = (
-        [times for p in prompt for times in slicer.pass_times(plan, p)],
-        slicer.pass_times(plan, token),
+        [times for p in prompt for times in slicer.pass_times(slicing, p)],
+        slicer.pass_times(slicing, token),
     )
     return (
         _apart(activities(prompt, of_prompt, timeline(of_prompt, streaming))),

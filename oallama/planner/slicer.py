@@ -39,12 +39,12 @@ from oallama.planner.cutting import (
 )
 from oallama.planner.knapsack import OptionCosts, solve_knapsack
 from oallama.planner.memory import most_n_g, most_streamed, ring_bytes, slot_bytes, staging_bytes
-from oallama.planner.placement import Assignment, DeviceSplits, Placement
+from oallama.planner.placement import Assignment, DeviceSlices, Placement
 from oallama.planner.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
-class SlicePlan:
+class Slicing:
     """The cuts of every block, with their memory and predicted times."""
 
     blocks: tuple[Block, ...]
@@ -65,7 +65,7 @@ class SlicePlan:
     @property
     def weights_bytes(self) -> int:
         """Bytes of GG and of hot experts."""
-        return sum(kind.weight_bytes(cut) for kind, cut in self.cut_blocks)
+        return sum(block_type.weight_bytes(cut) for block_type, cut in self.cut_blocks)
 
     @property
     def streams(self) -> bool:
@@ -74,7 +74,9 @@ class SlicePlan:
     @property
     def exchanges(self) -> bool:
         """Hot experts follow the conversation."""
-        return any(cut.n_hot and kind.use is not None and kind.use.follows for kind, cut in self.cut_blocks)
+        return any(
+            cut.n_hot and block_type.use is not None and block_type.use.follows for block_type, cut in self.cut_blocks
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -85,13 +87,13 @@ class SlicePlan:
     def twice_bytes(self) -> int:
         """Host memory of the second copy of CC: of what may be streamed for n_g, or exchanged."""
         return sum(
-            kind.block.bytes * cut.cc // kind.block.extent
-            for kind, cut in (self.cut_blocks if self.kept_twice else ())
-            if (kind.use is not None and kind.use.follows if cut.n_hot else kind.takes_n_g)
+            block_type.block.bytes * cut.cc // block_type.block.extent
+            for block_type, cut in (self.cut_blocks if self.kept_twice else ())
+            if (block_type.use is not None and block_type.use.follows if cut.n_hot else block_type.takes_n_g)
         )
 
 
-NO_SLICES = SlicePlan((), (), (), False, 0, prefill_s=inf, decode_s=0.0)
+NO_SLICES = Slicing((), (), (), False, 0, prefill_s=inf, decode_s=0.0)
 """Stands for slices of a model of which no block can be sliced."""
 
 N_VALUES = 16
@@ -146,20 +148,20 @@ class Slicer:
 
     def _with_use(self, block: Block) -> Block:
         """Add the use of experts to a block of experts. Only a whole FFN may have hot experts."""
-        layer, kind = self._problem.operators[block.operators[0]].layer, block.types[0]
+        layer, block_type = self._problem.operators[block.operators[0]].layer, block.types[0]
         use = None if layer is None else self._uses.get(layer)
-        if use is None or not all(gemm.mul_mat.routed for gemm in kind.gemms):
+        if use is None or not all(gemm.mul_mat.routed for gemm in block_type.gemms):
             return block
-        may_be_hot = self._hot and kind.block.hidden_each and kind.block.returned
-        types = (replace(kind, gaps=use.gaps, use=use if may_be_hot else None) for kind in block.types)
+        may_be_hot = self._hot and block_type.block.hidden_each and block_type.block.returned
+        types = (replace(block_type, gaps=use.gaps, use=use if may_be_hot else None) for block_type in block.types)
         return replace(block, types=tuple(types))
 
     #
     # cuts
     #
 
-    def plan(self, placement: Placement, budget: int, weights_budget: int, n_values: int = N_VALUES) -> SlicePlan:
-        """The slices beside `placement` with the least time for the workload; an empty plan if no slice gains.
+    def solve(self, placement: Placement, budget: int, weights_budget: int, n_values: int = N_VALUES) -> Slicing:
+        """The slices beside `placement` with the least time for the workload; an empty one if no slice gains.
 
         budget: bytes of device memory for slices and staging; weights_budget: for slices alone. No block is all GG:
         such operators are placed whole.
@@ -179,55 +181,58 @@ class Slicer:
             for mode in modes:
                 for most in (0, None) if self._streams and not mode.with_n_g else (None,):
                     limits = [most] * len(kinds)
-                    plan = self._solved(blocks, mode, options, limits, kind_of, budget, weights_budget)
-                    budget_limited |= plan.budget_limited if plan is not None else not mode.with_n_g
-                    if plan is not None and plan.total_s(workload) < set_best.total_s(workload):
-                        set_best, set_mode = plan, mode
+                    slicing = self._solved(blocks, mode, options, limits, kind_of, budget, weights_budget)
+                    budget_limited |= slicing.budget_limited if slicing is not None else not mode.with_n_g
+                    if slicing is not None and slicing.total_s(workload) < set_best.total_s(workload):
+                        set_best, set_mode = slicing, mode
             set_best = self._exact(set_best)
             while (narrower := self._narrower(set_best, kind_of)) is not None:  # a smaller ring leaves room for GG
                 most_cg[narrower[0]] = narrower[1]
-                plan = self._solved(blocks, set_mode, options, most_cg, kind_of, budget, weights_budget)
-                plan = plan and self._exact(plan)
-                if plan is None or plan.total_s(workload) >= set_best.total_s(workload):
+                slicing = self._solved(blocks, set_mode, options, most_cg, kind_of, budget, weights_budget)
+                slicing = slicing and self._exact(slicing)
+                if slicing is None or slicing.total_s(workload) >= set_best.total_s(workload):
                     break
-                set_best = plan
+                set_best = slicing
             if set_best.total_s(workload) < best.total_s(workload):
                 best = replace(set_best, budget_limited=budget_limited)
         return best
 
-    def _narrower(self, plan: SlicePlan, kind_of: Sequence[int]) -> tuple[int, int] | None:
+    def _narrower(self, slicing: Slicing, kind_of: Sequence[int]) -> tuple[int, int] | None:
         """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot shrinks to the next
         largest). None: no slot can shrink. kind_of: the kind of each block."""
-        n_g = most_n_g(plan.token_assignment, self.workload.largest_batch)
+        n_g = most_n_g(slicing.token_assignment, self.workload.largest_batch)
         slots: dict[int, int] = {}
-        for number, (kind, cut) in zip(kind_of, plan.cut_blocks, strict=True):
-            slots[number] = max(slots.get(number, 0), slot_bytes(kind, cut, n_g))
+        for number, (block_type, cut) in zip(kind_of, slicing.cut_blocks, strict=True):
+            slots[number] = max(slots.get(number, 0), slot_bytes(block_type, cut, n_g))
         if len(slots) < 2:
             return None
         (largest, number), (following, _) = sorted(((size, number) for number, size in slots.items()), reverse=True)[:2]
-        kind, _ = plan.cut_blocks[kind_of.index(number)]
-        if largest == following or not following or (n_g and kind.takes_n_g):
+        block_type, _ = slicing.cut_blocks[kind_of.index(number)]
+        if largest == following or not following or (n_g and block_type.takes_n_g):
             return None
-        return number, most_streamed(kind, following)
+        return number, most_streamed(block_type, following)
 
-    def with_table(self, plan: SlicePlan, budget: int) -> SlicePlan:
-        """The plan with n_g for all batch sizes; the same plan if their staging does not fit the budget."""
+    def with_table(self, slicing: Slicing, budget: int) -> Slicing:
+        """The slicing with n_g for all batch sizes; the same slicing if their staging does not fit the budget."""
         workload = self.workload
         known = {p.n_tokens for p in passes(workload, "prefill")}
-        table = token_table(plan.cut_blocks, self.pricing, workload.largest_batch, known)
+        table = token_table(slicing.cut_blocks, self.pricing, workload.largest_batch, known)
         staging = staging_bytes(
-            plan.cut_blocks, self.pricing.streaming, workload.largest_batch, most_n_g(table, workload.largest_batch)
+            slicing.cut_blocks, self.pricing.streaming, workload.largest_batch, most_n_g(table, workload.largest_batch)
         )
-        if plan.weights_bytes + staging > budget:
-            return plan
-        return self.priced(plan.blocks, plan.cut_blocks, table, plan.kept_twice, staging)
+        if slicing.weights_bytes + staging > budget:
+            return slicing
+        return self.priced(slicing.blocks, slicing.cut_blocks, table, slicing.kept_twice, staging)
 
     def fastest(self, types: Sequence[BlockType]) -> BlockType:
         """The type in whose layout the CPU takes the least time over the workload."""
         workload_passes = passes(self.workload, "mixed")
         return min(
             types,
-            key=lambda kind: (sum(p.count * kind.gemms.cpu_s(1.0, p.n_tokens) for p in workload_passes), kind.layout),
+            key=lambda block_type: (
+                sum(p.count * block_type.gemms.cpu_s(1.0, p.n_tokens) for p in workload_passes),
+                block_type.layout,
+            ),
         )
 
     def _modes(self, kinds: Sequence[tuple[BlockType, ...]]) -> list[_Mode]:
@@ -241,9 +246,9 @@ class Slicer:
         without_n_g = _Mode(fastest, with_n_g=False, twice=False)
         if not self._streams:
             return [without_n_g]
-        once = tuple(kind.in_split if kind.takes_n_g else kind for kind in fastest)
+        once = tuple(block_type.in_split if block_type.takes_n_g else block_type for block_type in fastest)
         plain = tuple(
-            next(kind.in_split for kind in types if kind.layout == PLAIN_LAYOUT)
+            next(block_type.in_split for block_type in types if block_type.layout == PLAIN_LAYOUT)
             if fast.takes_n_g and not fast.outputs_only
             else fast
             for types, fast in zip(kinds, once, strict=True)
@@ -256,19 +261,23 @@ class Slicer:
     def _following_modes(self, kinds: Sequence[tuple[BlockType, ...]], fastest: Sequence[BlockType]) -> Iterator[_Mode]:
         """Yield modes in which hot experts follow the conversation: blocks with experts in the plain layout, and in the
         fastest one with a second copy."""
-        if not self._follows or all(kind.use is None for kind in fastest):
+        if not self._follows or all(block_type.use is None for block_type in fastest):
             return
-        followed = {kind.use: following(kind.use) for kind in fastest if kind.use is not None}
+        followed = {block_type.use: following(block_type.use) for block_type in fastest if block_type.use is not None}
 
-        def follows(kind: BlockType) -> BlockType:
-            return kind if kind.use is None else replace(kind, use=followed[kind.use])
+        def follows(block_type: BlockType) -> BlockType:
+            return block_type if block_type.use is None else replace(block_type, use=followed[block_type.use])
 
         def plain(types: Sequence[BlockType], fast: BlockType) -> BlockType:
-            return fast if fast.use is None else next(kind for kind in types if kind.layout == PLAIN_LAYOUT)
+            return (
+                fast
+                if fast.use is None
+                else next(block_type for block_type in types if block_type.layout == PLAIN_LAYOUT)
+            )
 
         followed_kinds = tuple(follows(plain(types, fast)) for types, fast in zip(kinds, fastest, strict=True))
         yield _Mode(followed_kinds, with_n_g=False, twice=False)
-        if any(kind.layout != fast.layout for kind, fast in zip(followed_kinds, fastest, strict=True)):
+        if any(block_type.layout != fast.layout for block_type, fast in zip(followed_kinds, fastest, strict=True)):
             yield _Mode(tuple(map(follows, fastest)), with_n_g=False, twice=True)
 
     def _solved(
@@ -280,17 +289,19 @@ class Slicer:
         kind_of: Sequence[int],
         budget: int,
         weights_budget: int,
-    ) -> SlicePlan | None:
+    ) -> Slicing | None:
         """Solve r_GG by the knapsack, then n_g; subtract the staging that these need from the budget, and repeat until
         both fit. None: they do not fit, no prompt gains by n_g, or the host has no room for a second copy.
 
-        most_cg: most elements of CG of each kind of the mode; kind_of: the kind of each block.
+        most_cg: most elements of CG of each kind of block in the mode; kind_of: the kind of each block.
         """
         objective: Phase = "decode" if mode.with_n_g and self.workload.n_gen else "mixed"
-        choices = [options.choices(kind, objective, most) for kind, most in zip(mode.kinds, most_cg, strict=True)]
+        choices = [
+            options.choices(block_type, objective, most) for block_type, most in zip(mode.kinds, most_cg, strict=True)
+        ]
         costs: list[OptionCosts] = [
-            tuple((kind.weight_bytes(cut), seconds) for cut, seconds in kind_choices)
-            for kind, kind_choices in zip(mode.kinds, choices, strict=True)
+            tuple((block_type.weight_bytes(cut), seconds) for cut, seconds in kind_choices)
+            for block_type, kind_choices in zip(mode.kinds, choices, strict=True)
         ]
         n_batch = self.workload.largest_batch
         staging, needed = -1, 0
@@ -307,10 +318,10 @@ class Slicer:
             needed = staging_bytes(cut_blocks, self.pricing.streaming, n_batch, most_n_g(table, n_batch))
             if selection.bytes + needed <= max(budget, 0):
                 seconds = self._phases(counted, table)
-                plan = SlicePlan(
+                slicing = Slicing(
                     tuple(blocks), cut_blocks, table, mode.twice, needed, *seconds, selection.budget_limited
                 )
-                return plan if plan.twice_bytes <= self._problem.host_budget else None
+                return slicing if slicing.twice_bytes <= self._problem.host_copies_limit else None
         return None
 
     def _n_g_of_prompt(self, counted: Counted) -> TokenTable:
@@ -324,12 +335,12 @@ class Slicer:
 
     def with_n_g(self, placement: Placement) -> Placement:
         """The same slices with n_g solved for this slicer's workload, if the placement has n_g."""
-        split = placement.split
-        if not split.settings.token_assignment:
+        slices = placement.first_slices
+        if not slices.settings.token_assignment:
             return placement
         table = self._n_g_of_prompt(count_blocks(self.cuts_of(placement)[1]))
-        split = replace(split, settings=replace(split.settings, token_assignment=table))
-        return replace(placement, splits=(split, *placement.splits[1:]))
+        slices = replace(slices, settings=replace(slices.settings, token_assignment=table))
+        return replace(placement, slices=(slices, *placement.slices[1:]))
 
     def cuts_of(self, placement: Placement) -> tuple[list[Block], CutBlocks]:
         """The blocks of a placement with its cuts. Raises PlanError for a cut operator that this profile's device
@@ -346,16 +357,16 @@ class Slicer:
     def _as_cut(self, block: Block, placement: Placement) -> tuple[BlockType, Cut]:
         """The type and the cut of a block, as the placement has its first operator."""
         i = block.operators[0]
-        assignment, settings = placement.assignments[i], placement.split.settings
-        kind = block.in_layout(assignment.layout) or self.fastest(block.types)
-        cut, n_hot = assignment.cut if assignment.is_split else kind.all_host, len(assignment.hot_experts)
+        assignment, settings = placement.assignments[i], placement.first_slices.settings
+        block_type = block.in_layout(assignment.layout) or self.fastest(block.types)
+        cut, n_hot = assignment.cut if assignment.is_split else block_type.all_host, len(assignment.hot_experts)
         if n_hot:
-            alike = of_step(experts_alike(kind.n_expert), kind.gemms[0].mul_mat, self._problem.step)
+            alike = of_step(experts_alike(block_type.n_expert), block_type.gemms[0].mul_mat, self._problem.step)
             use: ExpertUse = self._uses.get(self._problem.operators[i].layer or 0) or alike
             follows = settings.streaming is not None and settings.streaming.exchange != "off" and n_hot > 1
-            kind = replace(kind, use=following(use) if follows else use)
-        holds = settings.token_assignment and kind.takes_n_g
-        return kind.in_split if holds else kind, cut._replace(n_hot=n_hot)
+            block_type = replace(block_type, use=following(use) if follows else use)
+        holds = settings.token_assignment and block_type.takes_n_g
+        return block_type.in_split if holds else block_type, cut._replace(n_hot=n_hot)
 
     def priced(
         self,
@@ -364,10 +375,10 @@ class Slicer:
         table: TokenTable = (),
         twice: bool = False,
         staging: int = 0,
-    ) -> SlicePlan:
-        """A SlicePlan of given cuts, with the times of their timeline."""
+    ) -> Slicing:
+        """The slicing of given cuts, with the times of their timeline."""
         seconds = self._phases(count_blocks(cut_blocks), table)
-        return self._exact(SlicePlan(tuple(blocks), tuple(cut_blocks), table, twice, staging, *seconds))
+        return self._exact(Slicing(tuple(blocks), tuple(cut_blocks), table, twice, staging, *seconds))
 
     def _phases(self, counted: Counted, table: TokenTable) -> tuple[float, float]:
         """(seconds of the prompt, of a token) as a sum of steady-state seconds per block."""
@@ -379,57 +390,60 @@ class Slicer:
         n_g = n_g_at(table, step.n_tokens)
         return prefill_s, step.count * counted_seconds(counted, self.pricing, step.n_tokens, n_g, step.n_outputs)
 
-    def _exact(self, plan: SlicePlan) -> SlicePlan:
-        """The plan with the times of its timeline, in which blocks of different kinds alternate."""
-        if not plan.streams:
-            return plan  # no copy runs ahead of its block, so the sums are exact
-        prompt = [times for p in passes(self.workload, "prefill") for times in self.pass_times(plan, p)]
+    def _exact(self, slicing: Slicing) -> Slicing:
+        """The slicing with the times of its timeline, in which blocks of different kinds alternate."""
+        if not slicing.streams:
+            return slicing  # no copy runs ahead of its block, so the sums are exact
+        prompt = [times for p in passes(self.workload, "prefill") for times in self.pass_times(slicing, p)]
         step = decode_pass(self.workload)
-        decode_s = step.count * cycle_seconds(self.pass_times(plan, step), self.pricing.streaming, MODEL_ROUNDS)
-        return replace(plan, prefill_s=run_seconds(prompt, self.pricing.streaming), decode_s=decode_s)
+        decode_s = step.count * cycle_seconds(self.pass_times(slicing, step), self.pricing.streaming, MODEL_ROUNDS)
+        return replace(slicing, prefill_s=run_seconds(prompt, self.pricing.streaming), decode_s=decode_s)
 
-    def pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
+    def pass_times(self, slicing: Slicing, p: Pass) -> list[BlockTimes]:
         """BlockTimes in execution order, each with the inter-block time before it."""
-        n_g, block_times = n_g_at(plan.token_assignment, p.n_tokens), cache(self.pricing.block_times)
+        n_g, block_times = n_g_at(slicing.token_assignment, p.n_tokens), cache(self.pricing.block_times)
         return [
             block_times(*cut_block, p.n_tokens, n_g, p.n_outputs, block.inter_block_share)
-            for block, cut_block in zip(plan.blocks, plan.cut_blocks, strict=True)
+            for block, cut_block in zip(slicing.blocks, slicing.cut_blocks, strict=True)
         ]
 
-    def placed(self, placement: Placement, plan: SlicePlan, phase: Phase = "mixed") -> Placement:
-        """The placement with the plan's slices, and its predicted seconds over the passes of a phase."""
+    def placed(self, placement: Placement, slicing: Slicing, phase: Phase = "mixed") -> Placement:
+        """The placement with these slices, and its predicted seconds over the passes of a phase."""
         assignments, hot_bytes = list(placement.assignments), 0
-        for block, (kind, cut) in zip(plan.blocks, plan.cut_blocks, strict=True):
-            experts = tuple(sorted(kind.use.order[: cut.n_hot])) if kind.use is not None else ()
-            split = not cut.is_uncut or (plan.token_assignment and kind.takes_n_g)
-            layout = kind.layout if cut.cc and split else None
-            hot_bytes += kind.weight_bytes(cut) if cut.n_hot else 0
+        for block, (block_type, cut) in zip(slicing.blocks, slicing.cut_blocks, strict=True):
+            experts = tuple(sorted(block_type.use.order[: cut.n_hot])) if block_type.use is not None else ()
+            split = not cut.is_uncut or (slicing.token_assignment and block_type.takes_n_g)
+            layout = block_type.layout if cut.cc and split else None
+            hot_bytes += block_type.weight_bytes(cut) if cut.n_hot else 0
             for i in block.operators:
                 assignments[i] = Assignment(cut._replace(n_hot=0), layout, experts)
-        streaming, slice_bytes = self._stream_settings(plan) if self._streams else None, plan.weights_bytes - hot_bytes
-        settings = SplitSettings(plan.token_assignment, streaming, self._problem.profile.takes_residents)
+        streaming, slice_bytes = (
+            self._stream_settings(slicing) if self._streams else None,
+            slicing.weights_bytes - hot_bytes,
+        )
+        settings = SplitSettings(slicing.token_assignment, streaming, self._problem.profile.takes_residents)
         return replace(
             placement,
             assignments=tuple(assignments),
-            seconds=plan.predicted(self.workload).over(phase),
-            splits=(DeviceSplits(slice_bytes, hot_bytes, plan.staging_bytes, plan.twice_bytes, settings),),
+            seconds=slicing.predicted(self.workload).over(phase),
+            slices=(DeviceSlices(slice_bytes, hot_bytes, slicing.staging_bytes, slicing.twice_bytes, settings),),
         )
 
-    def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
-        """Settings of the plan's streams. With a device whose calls are synchronous no copies are queued, so pieces and
-        the link's speed do not matter."""
+    def _stream_settings(self, slicing: Slicing) -> StreamSettings:
+        """Settings of the streams. With a device whose calls are synchronous no copies are queued, so pieces and the
+        link's speed do not matter."""
         streaming, rates = self.pricing.streaming, self.pricing.rates
         n_batch = self.workload.largest_batch
-        ring = ring_bytes(plan.cut_blocks, streaming, n_batch, most_n_g(plan.token_assignment, n_batch))
-        settings = StreamSettings(streaming.n_slots, streaming.prefetch, plan.kept_twice, ring_bytes=ring)
-        if rates.blocking or not (plan.streams or plan.exchanges) or not rates.weights.beta_s_per_byte:
+        ring = ring_bytes(slicing.cut_blocks, streaming, n_batch, most_n_g(slicing.token_assignment, n_batch))
+        settings = StreamSettings(streaming.n_slots, streaming.prefetch, slicing.kept_twice, ring_bytes=ring)
+        if rates.blocking or not (slicing.streams or slicing.exchanges) or not rates.weights.beta_s_per_byte:
             return settings
         link_bytes_per_s = int(1 / rates.weights.beta_s_per_byte)
         return replace(
             settings,
             piece_bytes=rates.piece_bytes,
             link_bytes_per_s=link_bytes_per_s,
-            exchange="idle" if plan.exchanges else "off",
+            exchange="idle" if slicing.exchanges else "off",
         )
 
 
@@ -448,7 +462,7 @@ def pricing_of(problem: Problem, streaming: StreamSettings = StreamSettings()) -
 
 def slicer_of(problem: Problem, workload: Workload, placement: Placement) -> Slicer:
     """A Slicer for a workload, with the settings of the search that found the placement's slices."""
-    streaming = placement.split.settings.streaming
+    streaming = placement.first_slices.settings.streaming
     return Slicer(
         problem,
         workload,

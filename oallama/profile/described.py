@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oallama.core.errors import ProfileError
-from oallama.core.options import PLAIN_V_TYPES, STOCK_ATTENTION
+from oallama.core.options import DEFAULT_ATTENTION, PLAIN_V_TYPES
 from oallama.core.profile import Contention, LinearFit, NonMatmulCase, NonMatmulShape, Profile, ProfileCase
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Attention, ModelInfo, Operator
 from oallama.device.card import FLOAT_TYPES, Card, Host
@@ -62,7 +62,7 @@ def described(
     model: ModelInfo,
     operators: Sequence[Operator],
     tokens: Sequence[int],
-    kv: Attention = STOCK_ATTENTION,
+    kv: Attention = DEFAULT_ATTENTION,
 ) -> Profile:
     """A described profile at these batch sizes."""
     return with_card(
@@ -75,7 +75,7 @@ def host_profile(
     model: ModelInfo,
     operators: Sequence[Operator],
     tokens: Sequence[int],
-    kv: Attention = STOCK_ATTENTION,
+    kv: Attention = DEFAULT_ATTENTION,
 ) -> Profile:
     """The CPU's half: the plain layout, which is what a host beside a GPU computes in stock llama.cpp."""
     want = wanted(model, operators, tokens, llc_bytes=0, kv=kv)
@@ -94,7 +94,7 @@ def with_card(
     model: ModelInfo,
     operators: Sequence[Operator],
     dram_bytes_per_s: float | None = None,
-    kv: Attention = STOCK_ATTENTION,
+    kv: Attention = DEFAULT_ATTENTION,
 ) -> Profile:
     """The CPU's half of a profile with this card as its device, at the batch sizes that the CPU was measured at.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from oallama.core.codec import to_json
 from oallama.core.errors import DeviceError, OallamaError, ProfileError, UsageError
-from oallama.core.options import STOCK_ATTENTION
+from oallama.core.options import DEFAULT_ATTENTION
 from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Attention, ModelInfo, Operator
 from oallama.device.child import child_errors
@@ -39,7 +39,7 @@ def profile_model(
     refresh: bool = False,
     progress: bool = True,
     policy: TimingPolicy = POLICY,
-    kv: Attention = STOCK_ATTENTION,
+    kv: Attention = DEFAULT_ATTENTION,
 ) -> Profile:
     """The profile of a model's operators on this machine and on the device.
 
@@ -88,7 +88,7 @@ def stored_profile(
     operators: Sequence[Operator],
     device: KnownDevice | DeviceSpec,
     n_threads: int,
-    kv: Attention = STOCK_ATTENTION,
+    kv: Attention = DEFAULT_ATTENTION,
 ) -> Profile | None:
     """Return the cached profile of this model, even if it was made on a busy machine (profile/busy.py: `doubt` says
     so); None without any. Raises as known_device does."""

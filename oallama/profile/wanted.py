@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oallama.core.codec import to_json
-from oallama.core.options import PLAIN_V_TYPES, STOCK_ATTENTION
+from oallama.core.options import DEFAULT_ATTENTION, PLAIN_V_TYPES
 from oallama.core.profile import Case, NonMatmulShape, SkippedCase
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Attention, ModelInfo, MulMat, Operator
 
@@ -50,7 +50,7 @@ def wanted(
     operators: Sequence[Operator],
     tokens: Sequence[int],
     llc_bytes: int,
-    kv: Attention = STOCK_ATTENTION,
+    kv: Attention = DEFAULT_ATTENTION,
 ) -> Wanted:
     """Distinct mul-mats at each batch size with their working sets, and the non-matmul cases for a KV cache of these
     types: every batch size when the cache holds nothing else, and at two depths; large batches are also measured at

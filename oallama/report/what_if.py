@@ -64,12 +64,12 @@ def _row(model: ModelInfo, row: WhatIf) -> dict[str, Any]:
 def _device(row: WhatIf, number: int, n_layer: int) -> dict[str, Any]:
     """List the layers and bytes of one of several cards under stock's plan and under the best. The output counts as a
     layer. Only the first card that is used has slices."""
-    stock_layers, stock_bytes = _share(row.stock, row.stock_on, number, n_layer)
-    n_layers, n_bytes = _share(row.best, row.best_on, number, n_layer)
+    stock_layers, stock_bytes = _share(row.stock, row.stock_cards, number, n_layer)
+    n_layers, n_bytes = _share(row.best, row.best_cards, number, n_layer)
     return {
         "gpu": row.cards[number].name,
         "n_layers": n_layers,
-        "has_slices": number in row.best_on[:1] and row.best.placement.is_sliced,
+        "has_slices": number in row.best_cards[:1] and row.best.placement.is_sliced,
         "device_bytes": n_bytes,
         "stock_n_layers": stock_layers,
         "stock_device_bytes": stock_bytes,

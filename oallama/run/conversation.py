@@ -47,11 +47,11 @@ class Conversation:
         return replace(self, messages=())
 
     @property
-    def n_exchanges(self) -> int:
+    def n_turns(self) -> int:
         return len(self._starts())
 
     def without_oldest(self, n: int) -> Conversation:
-        """Drop the first n exchanges and what precedes them; n less than n_exchanges."""
+        """Drop the first n exchanges and what precedes them; n less than n_turns."""
         return self if n == 0 else replace(self, messages=self.messages[self._starts()[n] :])
 
     def without_last(self) -> Conversation:
@@ -154,6 +154,6 @@ def _parts(content: Sequence[Any]) -> tuple[str | None, tuple[str, ...]]:
 def fewest_dropped(conversation: Conversation, fits: Callable[[Conversation], bool]) -> int | None:
     """The least number of oldest exchanges to drop so that the rest fits; None if even the last does not fit. fits must
     be monotonic."""
-    numbers = range(conversation.n_exchanges)
+    numbers = range(conversation.n_turns)
     n = bisect_left(numbers, True, key=lambda n: fits(conversation.without_oldest(n)))
     return n if n < len(numbers) else None

@@ -27,7 +27,7 @@ from oallama.device.load_params import (
     load_bridge,
 )
 from oallama.device.opening import device_pointers
-from oallama.planner.policies.stock_over import layers_by_share
+from oallama.planner.policies.stock_devices import layers_by_share
 from oallama.run.stock import Cap, StockPlacement, operator_bytes_on_device
 
 FIT_PARAMS = (

@@ -18,7 +18,7 @@ from oallama.model.cut import cut_extent, cut_granularity
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 from oallama.planner.memory import memory_breakdown
-from oallama.planner.placement import ON_DEVICE, Assignment, DeviceSplits, Placement, unmeasured_record
+from oallama.planner.placement import ON_DEVICE, Assignment, DeviceSlices, Placement, unmeasured_record
 from oallama.run.engine import Engine
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def forced(
     )
     first = model.n_layer + 1 if whole is None else 0
     settings = SplitSettings(**{name: others.pop(name) for name in SETTINGS if name in others})
-    splits = DeviceSplits(others.pop("gg_bytes", 0), settings=settings), *others.pop("behind_first", ())
-    placement = Placement(places, **{"first_device_layer": first, "splits": splits, **others})
+    slices = DeviceSlices(others.pop("gg_bytes", 0), settings=settings), *others.pop("behind_first", ())
+    placement = Placement(places, **{"first_device_layer": first, "slices": slices, **others})
     gg_bytes = slice_weights(operators, [0 if place.is_device else place.cut.gg for place in places])
     hot_bytes = sum(o.bytes // o.shape[2] * len(p.hot_experts) for o, p in zip(operators, places, strict=True))
     held, workload = gg_bytes + hot_bytes, replace(placer.workload(8, 8), step=step, n_outputs=n_outputs)

@@ -78,7 +78,7 @@ def worlds() -> Iterator[tuple[str, World, tuple[str, ...]]]:
         yield f"room for {share:g}", slow_cpu(share=share), ("hetegen", "flexgen", "atsinfer", "split")
     yield "long prompt", long_prompt(), ("scheinfer", "split", "hetegen", "layers")
     for room in (0, 1 << 40):
-        world = long_prompt(repacked=1.2, host_budget=room, card=linked(4e9))
+        world = long_prompt(repacked=1.2, host_copies_limit=room, card=linked(4e9))
         yield f"long prompt, repacked, host room {room >> 30}", world, ("scheinfer", "flexgen", "fit")
     yield (
         "blocking",

@@ -29,8 +29,8 @@ from oallama.device.machines import MACHINES, Machine, machine_of
 from oallama.placer import Placer
 from oallama.placer.described import alone_and_beside, plan_for
 from oallama.plan.plan import Plan
-from oallama.planner.placement import DeviceSplits, whole_bytes
-from oallama.planner.policies.stock_over import fitted
+from oallama.planner.placement import DeviceSlices, whole_bytes
+from oallama.planner.policies.stock_devices import fitted
 from oallama.planner.pure_plan import WhatIf
 from oallama.profile.described import host_profile, with_card
 from oallama.profile.merge import missing_contention, missing_link
@@ -310,11 +310,11 @@ def test_two_cards_in_one_machine_are_as_fast_as_the_faster_of_them_at_least(mod
     assert both.name == "rtx3060-12+gtx1650-4" and both.memory_bytes == (mib + beside) * MIB
     assert total_s(both.stock) <= total_s(alone.stock) and total_s(both.best) <= total_s(both.stock)
     if model is SMALL:  # whose slow card is faster than the CPU beside them
-        assert both.stock_on == (0, 1) and len(both.stock.memory.devices) == 2 and both.stock.memory.fits
+        assert both.stock_cards == (0, 1) and len(both.stock.memory.devices) == 2 and both.stock.memory.fits
     assert total_s(both.best) <= total_s(alone.best)
     placement = both.best.placement
-    if both.best_on == (0, 1):  # what lies there is counted once, slices included
-        held = sum(own.held_bytes for own in placement.device_splits)
+    if both.best_cards == (0, 1):  # what lies there is counted once, slices included
+        held = sum(own.held_bytes for own in placement.device_slices)
         there = whole_bytes(World(model=model).operators, placement.on_device) + held
         assert sum(device.weights_gpu for device in both.best.memory.devices) == there
         assert sum(placement.device_layers) == model.n_layer + 1 - placement.first_device_layer
@@ -331,8 +331,8 @@ def test_what_each_of_several_cards_has_is_told() -> None:
     foot = " ".join(what_if_table(SMALL, LOAD, row.best, [row]).footer)
     layers = ", ".join(f"{card['gpu']} {card['stock_n_layers']}" for card in cards)
     assert "rtx3060-12+gtx1650-4: layers under oallama's plan: " in foot and f"llama.cpp's options: {layers}." in foot
-    splits = (DeviceSplits(settings=SplitSettings(((1, 1),))),)
-    sliced = replace(row, best=replace(row.best, placement=replace(row.best.placement, splits=splits)))
+    slices = (DeviceSlices(settings=SplitSettings(((1, 1),))),)
+    sliced = replace(row, best=replace(row.best, placement=replace(row.best.placement, slices=slices)))
     foot = " ".join(what_if_table(SMALL, LOAD, row.best, [sliced]).footer)
     assert re.search(r"oallama's plan: rtx3060-12 \d+ and slices, gtx1650-4 \d+;", foot)
     assert what_if_table(SMALL, LOAD, row.best, [row]).rows[0][0] == "rtx3060-12+gtx1650-4"

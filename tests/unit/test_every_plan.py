@@ -97,7 +97,7 @@ def check_memory(world: World, plan: Plan) -> None:
         )
         assert twice == pytest.approx(hot + cache, abs=len(world.operators))
     else:
-        assert 0 < twice <= min(world.host_budget, total)
+        assert 0 < twice <= min(world.host_copies_limit, total)
     streams = any(place.cg for place in plan.operators) or any(n_g for _, n_g in plan.token_assignment)
     assert (held.staging > 0) >= streams
     assert streaming is not None or not streams
@@ -182,7 +182,7 @@ SLOW_CARD = replace(
     CARD, bytes_per_s=150e9, flops_per_s=15e12, flops_float_per_s=7.5e12, kernel_s=6e-7, launch_s=1.5e-6,
     synchronize_s=9e-7, pinned_bytes_per_s=6e9, pageable_bytes_per_s=6e9,
 )  # fmt: skip
-SLOW = World(card=SLOW_CARD, host=replace(HOST, bytes_per_s=12e9, flops_per_s=0.3e12), host_budget=0)
+SLOW = World(card=SLOW_CARD, host=replace(HOST, bytes_per_s=12e9, flops_per_s=0.3e12), host_copies_limit=0)
 
 REPACKED_ALONE = replace(
     SLOW, model=model_info(n_layer=1), share=0.02, repacked=1.5, workload=Workload(n_prompt=64, n_gen=0, n_ctx=1024)

@@ -1,6 +1,6 @@
 """The rooms' import direction, read from the sources: arrows point right and never back.
 
-cli -> serve -> autotune -> bench -> placer -> tuned -> {run, report} -> planner -> plan -> {cost, stores} ->
+cli -> serve -> tune -> bench -> placer -> tuned -> {run, report} -> planner -> plan -> {cost, stores} ->
 {profile, model, setup} -> device -> core, and ggml_bridge, which knows nothing of oallama, is for the rooms that touch
 native code.
 """
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     ("cli",),
     ("serve",),  # runs llama-server with a plan that the commands made
-    ("autotune",),  # measures plans against stock before one is used
+    ("tune",),  # measures plans against stock before one is used
     ("bench",),  # its arms are what users run: plans of the placer, in engines
     ("placer",),  # the front door for Python
     ("tuned",),  # what was measured, and which plan follows from it

@@ -273,7 +273,7 @@ def test_experts_are_exchanged_out_of_memory_that_the_device_can_read() -> None:
     assert slow.streaming.exchange == "idle" and not slow.streaming.kept_twice
     assert {place.layout for place in fast.operators if place.hot_experts} == {"CPU_REPACK"}
     assert fast.streaming.exchange == "idle" and fast.streaming.kept_twice
-    crowded = many_experts(repacked=3.0, host_budget=0).plan("experts")
+    crowded = many_experts(repacked=3.0, host_copies_limit=0).plan("experts")
     assert not crowded.streaming or not crowded.streaming.kept_twice
 
 

@@ -54,7 +54,7 @@ from oallama.planner.placement import (
     ON_DEVICE,
     ON_HOST,
     Assignment,
-    DeviceSplits,
+    DeviceSlices,
     Placement,
     operator_rows,
     placed_by_plan,
@@ -63,7 +63,7 @@ from oallama.planner.placement import (
 from oallama.planner.policies.oato import oato
 from oallama.planner.policies.ranges import on_each, ranges
 from oallama.planner.policies.registry import Request
-from oallama.planner.policies.stock_over import layers_by_share
+from oallama.planner.policies.stock_devices import layers_by_share
 from oallama.planner.price import price
 from oallama.planner.problem import (
     LoadBytes,
@@ -302,7 +302,7 @@ def problem_over(each: Sequence[World]) -> Problem:
         if not placement.device_layers:
             return problems[0].no_alloc_load(workload, placement)
         host = first.taken(workload, Attention("on"))
-        slices = [beside.held_bytes + beside.staging_bytes for beside in placement.device_splits]
+        slices = [beside.held_bytes + beside.staging_bytes for beside in placement.device_slices]
         parts = [
             LoadBytes(n_bytes - own, 0, host.kv * n_blocks // first.model.n_layer, host.compute, w.device_bytes)
             for w, own, (n_blocks, n_bytes) in zip(each, slices, on_each(problems[0], placement), strict=True)
@@ -433,7 +433,7 @@ def cut_like(problem: Problem, workload: Workload, border: int, gg: float, cg: f
     layers = (0 if alone else border), n_layer + 1 - border
     placement = Placement(
         tuple(places), n_layer + 1 - sum(layers), device_layers=layers,
-        splits=(DeviceSplits(
+        slices=(DeviceSlices(
             slice_weights(problem.operators, [0 if p.is_device else p.cut.gg for p in places]),
             staging_bytes=1,  # more than none, until it is known
             settings=SplitSettings(streaming=StreamSettings() if cg else None),
@@ -442,7 +442,7 @@ def cut_like(problem: Problem, workload: Workload, border: int, gg: float, cg: f
     ((part, own),) = sliced_parts(problem, placement).values()
     _, cut = slicer_of(part, workload, own).cuts_of(own)
     n_bytes = staging_bytes(cut, StreamSettings(), workload.largest_batch, 0)
-    return replace(placement, splits=(replace(placement.split, staging_bytes=n_bytes),))
+    return replace(placement, slices=(replace(placement.first_slices, staging_bytes=n_bytes),))
 
 
 @settings(max_examples=examples(20))
@@ -506,8 +506,8 @@ def test_what_is_priced_as_living_on_a_device_lives_there(n_expert: int, biased:
         split = can and operator.layer is not None and (routed or not n_expert or not is_ffn(operator))
         places.append(Assignment(cut, None, hot_experts if routed else ()) if split else ON_DEVICE)
     border, n_layers = 5, model.n_layer + 1
-    splits = (DeviceSplits(gg_bytes=1),) * 2
-    placement = Placement(tuple(places), 1, device_layers=(border - 1, n_layers - border), splits=splits)
+    slices = (DeviceSlices(gg_bytes=1),) * 2
+    placement = Placement(tuple(places), 1, device_layers=(border - 1, n_layers - border), slices=slices)
     text = "".join(
         split_texts(problem.operators, operator_rows(problem.operators, placement), 1, [SplitSettings()] * 2)
     )

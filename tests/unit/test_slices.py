@@ -17,7 +17,7 @@ from oallama.cost.slices import BlockContext, BlockType, Cut, slice_times
 from oallama.cost.timeline import BlockTimes, alone_seconds
 from oallama.model.cut import cut_extent
 from oallama.planner.memory import staging_bytes
-from oallama.planner.placement import ON_DEVICE, Assignment, DeviceSplits, Placement
+from oallama.planner.placement import ON_DEVICE, Assignment, DeviceSlices, Placement
 from oallama.planner.problem import operators_on_host
 from oallama.planner.slicer import Slicer, pricing_of, slicer_of
 
@@ -74,7 +74,7 @@ def test_the_first_of_a_devices_layers_is_sent_what_it_reads_without_a_norm() ->
     places = [
         Assignment(cut) if o.role in ATTENTION else ON_DEVICE for o, cut in zip(world.operators, half, strict=True)
     ]
-    placement = Placement(tuple(places), first_device_layer=2, splits=(DeviceSplits(gg_bytes=1),))
+    placement = Placement(tuple(places), first_device_layer=2, slices=(DeviceSlices(gg_bytes=1),))
     blocks, cuts = slicer_of(problem, world.workload, placement).cuts_of(placement)
 
     def staging(layer: int) -> int:

@@ -22,14 +22,17 @@ GONE = {
     **dict.fromkeys(("surroundings",), "context"),
     **dict.fromkeys(("traffic", "tally", "tallies"), "expert counts"),
     **dict.fromkeys(("talk",), "log"),
+    **dict.fromkeys(("autotune", "autotuning"), "tune"),
 }
 """Words that no identifier has, and what is said in their place."""
 
 GONE_NAMES = {
-    "Around": "BlockContext", "Candidate": "VerifiedPlan", "Course": "PhaseTimeline", "Gated": "Tuning",
-    "Lines": "LinearCost", "Probe": "NoAllocLoad", "Race": "ABTest", "RestCase": "NonMatmulCase",
-    "Room": "MemoryBudget", "Sharing": "Contention", "b_of": "benefit", "gap_s": "inter_block_s",
-    "nothing_there": "operators_on_cpu",
+    "Around": "BlockContext", "Candidate": "VerifiedPlan", "CorrectedBudget": "CorrectedMemory",
+    "Course": "PhaseTimeline", "DeviceSplits": "DeviceSlices", "Gated": "Tuning", "Lines": "LinearCost",
+    "MemoryBudget": "PolicyInputs", "Probe": "NoAllocLoad", "Race": "ABTest", "RestCase": "NonMatmulCase",
+    "Room": "PolicyInputs", "Sharing": "Contention", "SlicePlan": "Slicing", "StockTry": "StockTrial",
+    "b_of": "benefit", "begins_phase": "begins_segment", "gap_s": "inter_block_s", "n_exchanges": "n_turns",
+    "nothing_there": "operators_on_cpu", "refresh_gate": "retune",
 }  # fmt: skip
 """Whole identifiers that are gone."""
 

@@ -36,7 +36,7 @@ from oallama.plan.plan import Plan
 from oallama.planner.attention import ModelHeader
 from oallama.planner.decide import plan, policy_named
 from oallama.planner.placement import Placement, placed_by_plan, placed_whole
-from oallama.planner.policies.registry import POLICIES, MemoryBudget, Policy, Request, Rules, policy
+from oallama.planner.policies.registry import POLICIES, Policy, PolicyInputs, Request, Rules, policy
 from oallama.planner.problem import LoadBytes, Problem
 from oallama.planner.pure_plan import Memory, counted_load, counted_load_of, pure_problem, pure_problems
 from oallama.planner.simulate import Simulation, simulate
@@ -148,7 +148,7 @@ class World:
     tokens: tuple[int, ...] = (1, 8, 32, 128, 512)
     share: float = 0.5
     room: int | None = None
-    host_budget: int = 1 << 40
+    host_copies_limit: int = 1 << 40
     compute_per_token: int = 2048
     repacked: float = 0.0
     device_facts: tuple[tuple[str, object], ...] = ()
@@ -217,7 +217,7 @@ class World:
         larger_ubatches: tuple[int, ...] = (),
     ) -> Plan:
         """Raises UsageError, DoesNotFit."""
-        memory = Memory(self.device_bytes, self.host_budget, self.taken)
+        memory = Memory(self.device_bytes, self.host_copies_limit, self.taken)
         problems = pure_problems(self.header, self.profile, self.options, memory, self.routing)
         return plan(
             problems, Request(self.workload, policy_named(policy, rules), rules=rules, n_ubatches=larger_ubatches)
@@ -258,7 +258,7 @@ class World:
 
     def simulate(self, plan: Plan, workload: Workload | None = None) -> Simulation:
         """What runs when, by a plan that is read back; workload: None: the plan's."""
-        memory = Memory(self.device_bytes, self.host_budget, self.taken)
+        memory = Memory(self.device_bytes, self.host_copies_limit, self.taken)
         way = plan.attention.flash_attn
         problem = pure_problem(self.header, self.profile, self.options, memory, way, self.routing)
         return simulate(problem, workload or plan.workload, placed_by_plan(self.model.n_layer, self.operators, plan))
@@ -347,7 +347,7 @@ def worlds(draw: st.DrawFn) -> World:
         card=draw(cards()),
         host=replace(HOST, bytes_per_s=HOST.bytes_per_s * draw(FACTORS), flops_per_s=HOST.flops_per_s * draw(FACTORS)),
         share=draw(st.sampled_from([0.02, 0.2, 0.5, 0.8, 1.2])),
-        host_budget=draw(st.sampled_from([0, 1 << 40])),
+        host_copies_limit=draw(st.sampled_from([0, 1 << 40])),
         repacked=draw(st.sampled_from([0.0, 1.5])),
         device_facts=draw(st.sampled_from([(), (("device_asynchronous", False), ("device_backend", "RPC"))])),
         workload=Workload(
@@ -366,32 +366,32 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 @contextmanager
-def own_policy(name: str, found: Callable[[Problem, MemoryBudget], Iterable[Placement]]) -> Iterator[Policy]:
+def own_policy(name: str, found: Callable[[Problem, PolicyInputs], Iterable[Placement]]) -> Iterator[Policy]:
     """A policy as a user would write it, registered for a while."""
     yield policy(name, "as a test has it")(found)
     del POLICIES[name]
 
 
-def first_come(problem: Problem, budget: MemoryBudget) -> Iterator[Placement]:
+def first_come(problem: Problem, inputs: PolicyInputs) -> Iterator[Placement]:
     """Operators in graph order, until the device is full."""
-    first = budget.first_device_layer
-    left, places = budget.operator_bytes(first), []
+    first = inputs.first_device_layer
+    left, places = inputs.operator_bytes(first), []
     for operator, layer in zip(problem.operators, problem.graph.operator_layer, strict=True):
         places.append(layer >= first and operator.bytes <= left)
         left -= operator.bytes if places[-1] else 0
-    yield placed_whole(budget.costs, places, first)
+    yield placed_whole(inputs.costs, places, first)
 
 
 def every(firsts: Sequence[int] = (0, 1)) -> AbstractContextManager[Policy]:
     """A policy that looks at all placements of whole operators of one layer that fit. firsts: the first layers with
     their norms and KV on the device."""
 
-    def found(problem: Problem, budget: MemoryBudget) -> Iterator[Placement]:
+    def found(problem: Problem, inputs: PolicyInputs) -> Iterator[Placement]:
         for first in firsts:
             sides = [(False, True) if layer >= first else (False,) for layer in problem.graph.operator_layer]
             for choice in product(*sides):
                 used = sum(o.bytes for o, on in zip(problem.operators, choice, strict=True) if on)
-                if used <= budget.operator_bytes(first):
-                    yield placed_whole(budget.costs, choice, first)
+                if used <= inputs.operator_bytes(first):
+                    yield placed_whole(inputs.costs, choice, first)
 
     return own_policy("every", found)

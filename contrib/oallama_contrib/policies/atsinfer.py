@@ -16,7 +16,7 @@ from math import gcd, inf
 from oallama.cost.graph import DeviceCopies
 from oallama.cost.whole import Costs
 from oallama.planner.placement import Placement, cpu, first_that_fits, placed_whole
-from oallama.planner.policies.registry import MemoryBudget, policy
+from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import Problem
 
 MOST_UNITS = 1 << 14
@@ -39,11 +39,11 @@ class Link:
     keeps_ubatch=True,
     caveat="only ATSInfer's placement: there is no planning while it runs",
 )  # fmt: skip
-def atsinfer(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
+def atsinfer(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
     """The least sum of the chain: norms and KV of all layers on the device, or of as many as fit."""
-    costs = budget.costs
-    first_device_layer = first_that_fits(costs.graph.n_layer, budget.operator_bytes)
-    on_device = least_chain(*chain(costs, first_device_layer), max(0, budget.operator_bytes(first_device_layer)))
+    costs = inputs.costs
+    first_device_layer = first_that_fits(costs.graph.n_layer, inputs.operator_bytes)
+    on_device = least_chain(*chain(costs, first_device_layer), max(0, inputs.operator_bytes(first_device_layer)))
     yield placed_whole(costs, on_device, first_device_layer) if any(on_device) else cpu(costs)
 
 

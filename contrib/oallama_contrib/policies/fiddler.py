@@ -20,7 +20,7 @@ from oallama.planner.affinity import fill
 from oallama.planner.cutting import CutBlocks, TokenTable, count_blocks, counted_seconds
 from oallama.planner.memory import most_n_g, staging_bytes
 from oallama.planner.placement import Placement, cpu, placed_whole, whole_bytes
-from oallama.planner.policies.registry import MemoryBudget, policy
+from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import Problem
 from oallama.planner.slicer import Slicer
 
@@ -84,14 +84,14 @@ def with_split(slicer: Slicer, whole: Placement, phase: Phase, budget: int, copi
     keeps_ubatch=True,
     caveat="Fiddler's choice by tokens is made for all experts of a batch at once, not for each expert",
 )  # fmt: skip
-def fiddler(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
+def fiddler(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
     """Placements with experts computed by the CPU, with and without the split back end, and with experts copied: the
     ring takes room from experts, so that all ways are compared."""
-    operators, costs, phase = problem.operators, budget.costs, budget.request.phase
+    operators, costs, phase = problem.operators, inputs.costs, inputs.request.phase
     if all(not operator.routed for operator in operators):
         raise UsageError("policy fiddler needs a model with experts; use layers or oato")
-    slicer, first_device_layer = budget.slicer(budget.workload), budget.first_device_layer
-    all_bytes, weights_bytes = budget.cut_bytes()
+    slicer, first_device_layer = inputs.slicer(inputs.workload), inputs.first_device_layer
+    all_bytes, weights_bytes = inputs.cut_bytes()
     whole = experts_last(costs, operators, first_device_layer, min(all_bytes, weights_bytes))
     computed = with_split(slicer, whole, phase, all_bytes, False)
     yield from (computed, whole) if computed is not None else (whole,)
@@ -101,7 +101,7 @@ def fiddler(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
         copying = with_split(slicer, whole, phase, all_bytes, True)
         if copying is None:
             break
-        experts_budget = all_bytes - copying.split.staging_bytes
+        experts_budget = all_bytes - copying.first_slices.staging_bytes
         if whole_bytes(operators, copying.on_device) <= experts_budget:
             yield copying
             break

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from oallama.cost.slices import BlockType, Cut
 from oallama.planner.placement import Placement
-from oallama.planner.policies.registry import MemoryBudget, policy
+from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import Problem
 from oallama_contrib.policies.modules import Module, place_in_order
 
@@ -53,5 +53,5 @@ def _reversed_bits(number: int, n_bits: int) -> int:
     caveat="only FlexGen's weight placement: not its attention on the CPU, its batch schedule or its linear "
     "program",
 )  # fmt: skip
-def flexgen(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
-    yield place_in_order(problem, budget, streamed, order)
+def flexgen(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
+    yield place_in_order(problem, inputs, streamed, order)

@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 from oallama.cost.rates import SliceRates, interference_at
 from oallama.cost.slices import BlockType, Cut, Gemms, Pricing
 from oallama.planner.placement import Placement
-from oallama.planner.policies.registry import MemoryBudget, policy
+from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import Problem
 from oallama_contrib.policies.modules import Module, place_in_order
 
@@ -89,6 +89,6 @@ def order(modules: Sequence[Module], pricing: Pricing) -> list[int]:
     caveat="only HeteGen's shares and promotion: weights are pinned at load, not while it runs, and gate, up and "
     "down whose shares are equal are joined once",
 )  # fmt: skip
-def hetegen(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
-    pricing = budget.slicer(budget.workload).pricing
-    yield place_in_order(problem, budget, partial(cut, pricing=pricing), partial(order, pricing=pricing))
+def hetegen(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
+    pricing = inputs.slicer(inputs.workload).pricing
+    yield place_in_order(problem, inputs, partial(cut, pricing=pricing), partial(order, pricing=pricing))

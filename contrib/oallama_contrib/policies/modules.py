@@ -18,7 +18,7 @@ from oallama.cost.whole import Costs, placement_seconds
 from oallama.planner.affinity import fill
 from oallama.planner.memory import staging_bytes
 from oallama.planner.placement import Placement, operators_on_cpu
-from oallama.planner.policies.registry import MemoryBudget
+from oallama.planner.policies.registry import PolicyInputs
 from oallama.planner.problem import Problem, costs_of
 from oallama.planner.slicer import Slicer
 
@@ -38,10 +38,10 @@ class Module:
 CutOf = Callable[[BlockType], Cut]
 
 
-def modules_in(problem: Problem, budget: MemoryBudget, cut_of: CutOf) -> tuple[Slicer, Placement, tuple[Module, ...]]:
+def modules_in(problem: Problem, inputs: PolicyInputs, cut_of: CutOf) -> tuple[Slicer, Placement, tuple[Module, ...]]:
     """(prices of cut blocks, the placement without operators on the device, the modules that may go there)."""
-    slicer, base = budget.slicer(budget.workload), operators_on_cpu(len(problem.operators), budget.first_device_layer)
-    return slicer, base, modules(slicer, costs_of(problem, budget.workload, "decode"), problem.operators, base, cut_of)
+    slicer, base = inputs.slicer(inputs.workload), operators_on_cpu(len(problem.operators), inputs.first_device_layer)
+    return slicer, base, modules(slicer, costs_of(problem, inputs.workload, "decode"), problem.operators, base, cut_of)
 
 
 def modules(
@@ -68,15 +68,15 @@ def modules(
 
 
 def place_in_order(
-    problem: Problem, budget: MemoryBudget, cut_of: CutOf, order: Callable[[Sequence[Module]], list[int]]
+    problem: Problem, inputs: PolicyInputs, cut_of: CutOf, order: Callable[[Sequence[Module]], list[int]]
 ) -> Placement:
     """The first modules of the order on the device, passing over what does not fit, and the others cut.
 
     order: from modules to their indices. Only modules of layers whose norms and KV are on the device may be whole. A
     module whose part does not fit a slot of the ring stays whole on the CPU.
     """
-    slicer, base, modules = modules_in(problem, budget, cut_of)
-    (all_bytes, weights_bytes), costs = budget.cut_bytes(), budget.costs
+    slicer, base, modules = modules_in(problem, inputs, cut_of)
+    (all_bytes, weights_bytes), costs = inputs.cut_bytes(), inputs.costs
     candidates = _with_slots(slicer, modules, all_bytes)
     layers = costs.graph.operator_layer
     ranked = [i for i in order(modules) if layers[candidates[i].operators[0]] >= base.first_device_layer]
@@ -89,7 +89,7 @@ def place_in_order(
         needed = staging_of(slicer, [module for i, module in enumerate(candidates) if i not in chosen])
         if sum(sizes[i] for i in chosen) + needed <= all_bytes:
             break
-    placement = placed_modules(slicer, candidates, chosen, base, costs, budget.request.phase, needed)
+    placement = placed_modules(slicer, candidates, chosen, base, costs, inputs.request.phase, needed)
     unsplit = [
         m.operators for i, m in enumerate(candidates) if i not in chosen and m.cut is not None and m.cut[1].is_uncut
     ]

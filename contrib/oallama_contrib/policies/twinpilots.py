@@ -24,7 +24,7 @@ from oallama.core.errors import UsageError
 from oallama.core.units import format_seconds
 from oallama.cost.whole import Costs
 from oallama.planner.placement import Placement, cpu
-from oallama.planner.policies.registry import MemoryBudget, policy
+from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import Problem
 from oallama.planner.slicer import Slicer
 from oallama_contrib.policies.flexgen import streamed
@@ -150,10 +150,10 @@ def _evenly(count: Counts) -> Iterator[int]:
     keeps_ubatch=True,
     caveat="TwinPilots' plan for one workload: without history, and without planning while it runs",
 )  # fmt: skip
-def twinpilots(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
+def twinpilots(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
     """The modules on the sides of the least makespan, which the placement's notes say."""
-    costs, (slicer, base, modules) = budget.costs, modules_in(problem, budget, streamed)
-    makespan = module_makespan(slicer, modules, costs, base.first_device_layer, *budget.cut_bytes())
+    costs, (slicer, base, modules) = inputs.costs, modules_in(problem, inputs, streamed)
+    makespan = module_makespan(slicer, modules, costs, base.first_device_layer, *inputs.cut_bytes())
     if makespan is None or set(makespan.sides) == {CPU}:
         yield cpu(costs)
         return
@@ -162,7 +162,7 @@ def twinpilots(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
         for module, side in zip(modules, makespan.sides, strict=False)
     ]
     residents = [i for i, side in enumerate(makespan.sides) if side == RESIDENT]
-    phase, staging = budget.request.phase, staging_of(slicer, assigned)
+    phase, staging = inputs.request.phase, staging_of(slicer, assigned)
     placement = placed_modules(slicer, assigned, residents, base, costs, phase, staging)
     yield replace(placement, notes=(_note(makespan, placement.seconds),))
 

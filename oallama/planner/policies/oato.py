@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from oallama.planner.placement import Placement
-from oallama.planner.policies.registry import MemoryBudget, policy
+from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import Problem, cpu_alone
 from oallama.planner.whole import search, swap_operators, use_up
 
@@ -15,14 +15,14 @@ from oallama.planner.whole import search, swap_operators, use_up
     reason="including transfers, no operator is predicted to be faster there (--fill full uses it anyway)",
     has_rules=True,
 )  # fmt: skip
-def oato(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
-    rules, costs, operator_bytes = budget.request.rules, budget.costs, budget.operator_bytes
+def oato(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
+    rules, costs, operator_bytes = inputs.request.rules, inputs.costs, inputs.operator_bytes
     filled = search(costs, operator_bytes, affinity=rules.affinity, rule=rules.fill)
     candidates = [filled]
-    if not budget.request.quick and "paper" not in (rules.affinity, rules.fill):
+    if not inputs.request.quick and "paper" not in (rules.affinity, rules.fill):
         candidates.append(swap_operators(costs, problem.operators, operator_bytes, filled))
     if rules.fill == "full":
         candidates = [use_up(costs, operator_bytes, placement) for placement in candidates]
     elif not rules.need_oato:
-        candidates.append(cpu_alone(problem, budget.workload, budget.request.phase))
+        candidates.append(cpu_alone(problem, inputs.workload, inputs.request.phase))
     yield from candidates

@@ -1,4 +1,4 @@
-"""The policy of several devices: a range of layers for each, of whole operators (planner/ranges.py), and splits on each
+"""The policy of several devices: a range of layers for each, of whole operators (planner/ranges.py), and slices on each
 local device.
 
 The ranges of whole operators are optimal (a dynamic program). Splits are a local search that starts from them: the
@@ -21,10 +21,10 @@ from oallama.core.errors import DoesNotFit
 from oallama.core.types import StreamSettings
 from oallama.cost.passes import passes
 from oallama.planner.cutting import downhill
-from oallama.planner.memory import CorrectedBudget, DeviceMemory
+from oallama.planner.memory import CorrectedMemory, DeviceMemory
 from oallama.planner.parts import Window, problem_in
 from oallama.planner.placement import NO_PLACEMENT, Placement, VerifiedPlan, whole_bytes
-from oallama.planner.policies.registry import ROUNDS, MemoryBudget, Policy, Request
+from oallama.planner.policies.registry import ROUNDS, Policy, PolicyInputs, Request
 from oallama.planner.policies.sliced import most_choices
 from oallama.planner.problem import LoadBytes, Problem, costs_of, device_costs, memory_before, operators_on_host
 from oallama.planner.ranges import RangePart, WholeRanges
@@ -65,12 +65,12 @@ def _best(
     workload, n_layer = request.workload, problem.graph.n_layer
     costs = device_costs(problem, passes(workload, request.phase))
     corrected = [
-        CorrectedBudget(memory_before(device, workload, load))
+        CorrectedMemory(memory_before(device, workload, load))
         for device, load in zip(problem.devices, empty_loads, strict=True)
     ]
     best: VerifiedPlan | None = None
     for _ in range(ROUNDS):
-        memories = [budget.memory for budget in corrected]
+        memories = [device.memory for device in corrected]
         ranges = WholeRanges(costs, problem.operators, [partial(_bytes_left, memory) for memory in memories])
         placement = propose(ranges, memories)
         if len(placement.devices_used) < 2:
@@ -81,8 +81,8 @@ def _best(
         if last.memory.fits:
             best = last
         learned = [
-            budget.learn(n_layer - n_blocks, n_bytes, real)
-            for budget, (n_blocks, n_bytes), real in zip(
+            device.learn(n_layer - n_blocks, n_bytes, real)
+            for device, (n_blocks, n_bytes), real in zip(
                 corrected, on_each(problem, placement), last.memory.devices, strict=True
             )
         ]
@@ -105,15 +105,15 @@ def _bytes_left(memory: DeviceMemory, n_blocks: int) -> int:
 def on_each(problem: Problem, placement: Placement) -> list[tuple[int, int]]:
     """(number of layers, bytes of operators and of slices with their staging) of each device."""
     used: list[tuple[int, int]] = []
-    for (begin, end), splits in zip(placement.device_ranges, placement.device_splits, strict=False):
+    for (begin, end), slices in zip(placement.device_ranges, placement.device_slices, strict=False):
         first, last = problem.graph.operators_of((begin, end))
         n_bytes = whole_bytes(problem.operators[first:last], placement.on_device[first:last])
-        used.append((max(0, min(end, problem.graph.n_layer) - begin), n_bytes + splits.device_bytes))
+        used.append((max(0, min(end, problem.graph.n_layer) - begin), n_bytes + slices.device_bytes))
     return used
 
 
 class _Splits:
-    """Proposes splits on each local device, and the best whole layers on devices of other machines. After a placement
+    """Proposes slices on each local device, and the best whole layers on devices of other machines. After a placement
     was verified, tries borders near its own."""
 
     def __init__(self, problem: Problem, request: Request, whole: Placement) -> None:
@@ -179,14 +179,14 @@ class _Splits:
             window[1] - window[0],
         )
         n_layer = self._problem.graph.n_layer
-        budget = MemoryBudget(
+        inputs = PolicyInputs(
             request, request.workload, costs_of(part, request.workload, request.phase),
             memory.of_layers(min(window[1], n_layer) - min(window[0], n_layer)),
             cache(lambda workload, **may: Slicer(part, workload, self._pricing(device), **may)),
             may_be_bare=window[0] == 0, has_all_layers=window[0] > 0,
         )  # fmt: skip
         candidates = [
-            placement for placement in most_choices(part, budget)
+            placement for placement in most_choices(part, inputs)
             if placement.is_sliced or placement.first_device_layer < n_blocks
         ]  # fmt: skip
         return min(candidates, key=lambda placement: placement.seconds, default=NO_PLACEMENT)

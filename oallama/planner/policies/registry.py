@@ -1,6 +1,6 @@
-"""The registry of policies, and the search that each one runs: propose, verify, correct the budget.
+"""The registry of policies, and the search that each one runs: propose, verify, correct the memory.
 
-A policy is a function from a problem and a memory budget to proposed placements. best_verified takes the fastest that
+A policy is a function from a problem and its inputs to proposed placements. best_verified takes the fastest that
 fits, by no_alloc loads. `@policy(name, help)` makes a Policy of such a function and registers its name in this process;
 `Placer.plan` also accepts the Policy itself.
 """
@@ -18,7 +18,7 @@ from oallama.core.plugins import load_offered, offered
 from oallama.core.types import FlashAttention, Phase, PrefetchMode, StreamSettings, Workload
 from oallama.cost.whole import Costs
 from oallama.planner.affinity import AffinityRule, FillRule
-from oallama.planner.memory import CorrectedBudget, DeviceMemory, for_weights
+from oallama.planner.memory import CorrectedMemory, DeviceMemory, for_weights
 from oallama.planner.placement import NO_PLACEMENT, Placement, VerifiedPlan
 from oallama.planner.problem import Problem, costs_of, device_memory, empty_memory, own_bytes
 from oallama.planner.slicer import Slicer, pricing_of
@@ -59,7 +59,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryBudget:
+class PolicyInputs:
     """Input of a policy: prices of the workload, and the device's memory."""
 
     request: Request
@@ -70,8 +70,8 @@ class MemoryBudget:
     has_llama: bool = True  # False: llama.cpp runs on the CPU alone, so only slices may be on the device
     may_be_bare: bool = False  # True: slices alone are possible with has_llama too, as llama.cpp uses another device
     has_all_layers: bool = False  # True: norms and KV of all layers are on the device (a later one of several)
-    notes: tuple[str, ...] = ()  # what was lowered to make this budget
-    to_beat_s: float = inf  # seconds of the fastest proposal for the other budgets
+    notes: tuple[str, ...] = ()  # what was lowered so that llama.cpp's buffers fit
+    to_beat_s: float = inf  # seconds of the fastest proposal so far
 
     def operator_bytes(self, first_device_layer: int) -> int:
         """Bytes for whole operators beside norms and KV of the layers from first_device_layer on. Negative: norms and
@@ -94,7 +94,7 @@ class MemoryBudget:
         return budget, for_weights(budget, memory.operators_limit, used)
 
 
-Propose = Callable[[Problem, MemoryBudget], Iterable[Placement]]
+Propose = Callable[[Problem, PolicyInputs], Iterable[Placement]]
 Place = Callable[[Problem, Request], VerifiedPlan]
 Finish = Callable[[VerifiedPlan, bool], VerifiedPlan]
 """(the decision, whether `auto` took it) -> the decision with its name and notes."""
@@ -172,26 +172,26 @@ def best_verified(
     least memory unused.)
 
     Only a no_alloc load tells what llama.cpp takes beside operators. So each round verifies the fastest proposal, then
-    corrects its budget and proposes again: with less memory if the placement did not fit, with more if it left some. If
+    corrects its memory and proposes again: with less memory if the placement did not fit, with more if it left some. If
     no proposal uses the device, everything is placed on the CPU, for the requested workload.
     """
-    budgets, notes = budgets_of(problem, request, slices_alone)
-    if not budgets:
+    starts, notes = inputs_of(problem, request, slices_alone)
+    if not starts:
         return replace(on_cpu(problem, request.workload, request.phase), notes=notes)
-    capacity, corrected = budgets[0].memory.capacity, [CorrectedBudget(budget.memory) for budget in budgets]
-    proposed: dict[int, Placement] = {}  # by budget
+    capacity, corrected = starts[0].memory.capacity, [CorrectedMemory(start.memory) for start in starts]
+    proposed: dict[int, Placement] = {}  # by number of the inputs
     best: VerifiedPlan | None = None
     last: VerifiedPlan | None = None
-    open_budgets = list(range(len(budgets)))
+    improvable = list(range(len(starts)))
 
     def key(decision: VerifiedPlan) -> float:
         return decision.memory.spare if request.rules.affinity == "paper" else decision.placement.seconds
 
     for _ in range(ROUNDS):
-        for i in open_budgets:
+        for i in improvable:
             to_beat_s = min((proposal.seconds for proposal in proposed.values()), default=inf)
-            budget = replace(budgets[i], memory=corrected[i].memory, to_beat_s=to_beat_s)
-            placements = list(propose(problem, budget))
+            inputs = replace(starts[i], memory=corrected[i].memory, to_beat_s=to_beat_s)
+            placements = list(propose(problem, inputs))
             if any(placement.seconds <= 0 for placement in placements):
                 raise UsageError(f"policy {name} yields a placement without its seconds; make it by placed_whole")
             fastest = min(placements, key=lambda placement: placement.seconds, default=NO_PLACEMENT)
@@ -201,14 +201,14 @@ def best_verified(
         if i < 0 or not proposed[i].uses_device(problem.graph.n_layer):
             last = None
             break
-        placement, budget = proposed.pop(i), budgets[i]
-        workload = replace(budget.workload, n_ubatch=placement.n_ubatch or budget.workload.n_ubatch)
-        last = verify(problem, name, workload, placement, budget.notes)
+        placement, inputs = proposed.pop(i), starts[i]
+        workload = replace(inputs.workload, n_ubatch=placement.n_ubatch or inputs.workload.n_ubatch)
+        last = verify(problem, name, workload, placement, inputs.notes)
         if last.memory.spare >= 0 and (best is None or key(last) < key(best)):
             best = last
             proposed = {i: placement for i, placement in proposed.items() if placement.seconds < last.placement.seconds}
         learned = corrected[i].learn(last.placement.first_device_layer, own_bytes(problem, last.placement), last.memory)
-        open_budgets = [i] if learned else []
+        improvable = [i] if learned else []
     if best is not None:
         return best
     if last is not None and request.required:
@@ -218,21 +218,21 @@ def best_verified(
     return nothing_placed(problem, name, request.workload, request.phase, capacity, why)
 
 
-def budgets_of(
+def inputs_of(
     problem: Problem, request: Request, slices_alone: bool = False
-) -> tuple[list[MemoryBudget], tuple[str, ...]]:
-    """The budgets to propose for (with llama.cpp on the device; for slices alone), and notes: what was lowered, or why
-    there is no budget."""
+) -> tuple[list[PolicyInputs], tuple[str, ...]]:
+    """The inputs to propose for (with llama.cpp on the device; for slices alone), and notes: what was lowered, or why
+    there are none."""
     streaming = StreamSettings(prefetch=request.rules.prefetch)
     slicer = cache(lambda workload, **may: Slicer(problem, workload, pricing_of(problem, streaming), **may))
-    budgets: list[MemoryBudget] = []
+    starts: list[PolicyInputs] = []
     memory, workload, notes = device_memory(problem, request.workload, request.required and not slices_alone)
     if memory is not None:
-        budgets.append(
-            MemoryBudget(request, workload, costs_of(problem, workload, request.phase), memory, slicer, notes=notes)
+        starts.append(
+            PolicyInputs(request, workload, costs_of(problem, workload, request.phase), memory, slicer, notes=notes)
         )
     if slices_alone:
         memory = replace(empty_memory(problem, request.workload), kv=0, compute=0, other_weights=0)
         costs = costs_of(problem, request.workload, request.phase, llama_uses_device=False)
-        budgets.append(MemoryBudget(request, request.workload, costs, memory, slicer, has_llama=False))
-    return budgets, notes
+        starts.append(PolicyInputs(request, request.workload, costs, memory, slicer, has_llama=False))
+    return starts, notes

@@ -17,9 +17,9 @@ from oallama.cost.blocks import is_ffn
 from oallama.cost.experts import expert_use
 from oallama.cost.whole import Costs
 from oallama.planner.placement import OperatorBudget, Placement, VerifiedPlan, cpu, placed_whole, whole_bytes
-from oallama.planner.policies.registry import MemoryBudget, policy
+from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import SMALLEST_UBATCH, Problem, costs_of
-from oallama.planner.slicer import N_VALUES, SlicePlan, may_follow
+from oallama.planner.slicer import N_VALUES, Slicing, may_follow
 from oallama.planner.transfers import Transfers
 from oallama.planner.whole import search, swap_operators
 
@@ -58,38 +58,38 @@ class Trial:
     budget: tuple[int, int]  # bytes of the device: for slices and their staging, and for slices alone
     seconds: float  # of the phase, with the cuts
     n_slots: int  # of the ring
-    plan: SlicePlan | None = None  # None: no cuts
+    slicing: Slicing | None = None  # None: no cuts
     budget_limited: bool = False  # more device memory would change the cuts
 
 
 class SliceSearch:
-    """The search of one memory budget: OATO places whole operators in a share of it, and slices take the rest.
+    """The search for slices: OATO places whole operators in a share of the device's memory, and slices take the rest.
 
     A slice needs no KV, no compute buffers and no layers of llama.cpp on the device. So OATO fills smaller and smaller
-    shares of the memory; near the best share two more are tried. OATO's own placement is one of the trials. In the
-    budget without llama.cpp on the device all memory goes to slices.
+    shares of the memory; near the best share two more are tried. OATO's own placement is one of the trials.
+    Without llama.cpp on the device all memory goes to slices.
     """
 
-    def __init__(self, problem: Problem, budget: MemoryBudget, streams: bool, hot: bool) -> None:
+    def __init__(self, problem: Problem, inputs: PolicyInputs, streams: bool, hot: bool) -> None:
         """streams: whether weights may be streamed; hot: whether the device may have the most used experts."""
-        self._problem, self._memory_budget, self._quick = problem, budget, budget.request.quick
+        self._problem, self._inputs, self._quick = problem, inputs, inputs.request.quick
         self._fine_values = COARSE_VALUES if self._quick else N_VALUES
-        self._slicer = cache(budget.slicer(budget.request.workload, streams=streams, hot=hot).varied)
-        ahead = streams and budget.request.rules.prefetch == "ahead" and not problem.profile.is_blocking
+        self._slicer = cache(inputs.slicer(inputs.request.workload, streams=streams, hot=hot).varied)
+        ahead = streams and inputs.request.rules.prefetch == "ahead" and not problem.profile.is_blocking
         self._n_slots = N_SLOTS if ahead else (1,)  # a second slot gains only if copies run ahead
 
     def best(self) -> Iterator[Placement]:
         """Yield the placement with the least predicted time in the budget, if anything fits it."""
         trials: list[Trial] = []
-        for trial in self._trials_on_device(trials) if self._memory_budget.has_llama else self._trials_on_cpu(trials):
+        for trial in self._trials_on_device(trials) if self._inputs.has_llama else self._trials_on_cpu(trials):
             trials.append(self._cut(trial, COARSE_VALUES))
-            for n_slots in self._n_slots[1:] if self._memory_budget.has_llama and _is_short(trials[-1]) else ():
+            for n_slots in self._n_slots[1:] if self._inputs.has_llama and _is_short(trials[-1]) else ():
                 other_ring = self._cut(trials[-1], COARSE_VALUES, n_slots)
                 trials[-1] = min(trials[-1], other_ring, key=_seconds)
         if not trials:
             return
         best = min(trials, key=_seconds)
-        if best.seconds <= self._near(self._memory_budget.to_beat_s):
+        if best.seconds <= self._near(self._inputs.to_beat_s):
             near_s, fine = self._near(best.seconds), list[Trial]()
             for trial in {trial.whole: trial for trial in trials if trial.seconds <= near_s}.values():
                 fine.append(self._cut(trial, self._fine_values))
@@ -97,15 +97,15 @@ class SliceSearch:
             for n_slots in set(self._n_slots) - {finest.n_slots}:
                 fine.append(self._cut(finest, self._fine_values, n_slots))
             best = min(best, *fine, key=_seconds)
-        plan = best.plan
-        if plan is None:
+        slicing = best.slicing
+        if slicing is None:
             yield best.whole
             return
         slicer = self._slicer(best.workload, best.n_slots)
-        if plan.token_assignment:
-            plan = slicer.with_table(plan, best.budget[0])
-        placement, notes = slicer.placed(best.whole, plan, self._memory_budget.request.phase), hot_notes(plan)
-        requested, n_ubatch = self._memory_budget.workload.n_ubatch, best.workload.n_ubatch
+        if slicing.token_assignment:
+            slicing = slicer.with_table(slicing, best.budget[0])
+        placement, notes = slicer.placed(best.whole, slicing, self._inputs.request.phase), hot_notes(slicing)
+        requested, n_ubatch = self._inputs.workload.n_ubatch, best.workload.n_ubatch
         if n_ubatch != requested:
             change = f"lowered from {requested} to {n_ubatch} tokens"
             notes = (f"micro-batch {change} to leave room for slices", *notes)
@@ -114,36 +114,36 @@ class SliceSearch:
     def _trials_on_cpu(self, trials: list[Trial]) -> Iterator[Trial]:
         """Yield trials with llama.cpp on the CPU alone; the caller cuts each and appends it to `trials`. While memory
         is short, tries smaller micro-batches, which leave more memory for weights."""
-        costs, workload, least_s = self._memory_budget.costs, self._memory_budget.workload, inf
+        costs, workload, least_s = self._inputs.costs, self._inputs.workload, inf
         trials.append(self._trial(workload, cpu(costs)))
         while True:
             yield self._trial(workload, cpu(costs))
             trial = trials[-1]
-            if trial.plan is None:
+            if trial.slicing is None:
                 trials.pop()
             elif trial.seconds > least_s:
                 return  # halving again would free half as much memory and add twice as many passes
             else:
                 least_s = trial.seconds
             hindered = trial.budget_limited and (
-                trial.plan is None or trial.plan.staging_bytes > MUCH_STAGING * trial.budget[0]
+                trial.slicing is None or trial.slicing.staging_bytes > MUCH_STAGING * trial.budget[0]
             )
             if not hindered or self._quick or workload.n_ubatch // 2 < SMALLEST_UBATCH:
                 return
             workload = replace(workload, n_ubatch=workload.n_ubatch // 2)
-            costs = costs_of(self._problem, workload, self._memory_budget.request.phase, llama_uses_device=False)
+            costs = costs_of(self._problem, workload, self._inputs.request.phase, llama_uses_device=False)
 
     def _trials_on_device(self, trials: list[Trial]) -> Iterator[Trial]:
         """Yield trials with llama.cpp on the device; the caller cuts each and appends it to `trials`: OATO's placements
         in shares of the budget, and attention whole."""
-        budget, costs, operators = self._memory_budget, self._memory_budget.costs, self._problem.operators
+        inputs, costs, operators = self._inputs, self._inputs.costs, self._problem.operators
         trial_of: dict[Sides, Trial] = {}
         transfers, by_share = Transfers(costs), dict[float, Trial]()
 
         def look(whole: Placement) -> Generator[Trial, None, Trial]:
             sides = whole.on_device, whole.first_device_layer
             if sides not in trial_of:
-                yield self._trial(budget.workload, whole)
+                yield self._trial(inputs.workload, whole)
                 trial_of[sides] = trials[-1]
             return trial_of[sides]
 
@@ -169,14 +169,14 @@ class SliceSearch:
                 yield from look(swap_operators(costs, operators, self._budget(share), by_share[share].whole))
         trials[:0] = [_uncut(trial) for trial in trials]
         placement = attention(costs, operators)
-        if whole_bytes(operators, placement.on_device) <= budget.operator_bytes(0):
+        if whole_bytes(operators, placement.on_device) <= inputs.operator_bytes(0):
             yield from look(placement)
-        if budget.may_be_bare:
+        if inputs.may_be_bare:
             yield from look(placed_whole(costs, (False,) * len(operators), self._problem.graph.n_layer))
 
     def _budget(self, share: float) -> OperatorBudget:
         def budget(first_device_layer: int) -> int:
-            n_bytes = self._memory_budget.operator_bytes(first_device_layer)
+            n_bytes = self._inputs.operator_bytes(first_device_layer)
             return int(share * n_bytes) if n_bytes > 0 else n_bytes
 
         return budget
@@ -187,17 +187,19 @@ class SliceSearch:
 
     def _trial(self, workload: Workload, whole: Placement) -> Trial:
         used = whole_bytes(self._problem.operators, whole.on_device)
-        budget = self._memory_budget.cut_bytes(whole.first_device_layer, used)
+        budget = self._inputs.cut_bytes(whole.first_device_layer, used)
         return Trial(workload, whole, budget, whole.seconds, self._n_slots[0])
 
     def _cut(self, trial: Trial, n_values: int, n_slots: int | None = None) -> Trial:
         """The trial with new cuts. n_slots: of the ring; None: the trial's."""
         n_slots = n_slots or trial.n_slots
-        plan = self._slicer(trial.workload, n_slots).plan(trial.whole, *trial.budget, n_values)
-        trial = replace(_uncut(trial), n_slots=n_slots, budget_limited=plan.budget_limited)
-        if plan.is_empty:
+        slicing = self._slicer(trial.workload, n_slots).solve(trial.whole, *trial.budget, n_values)
+        trial = replace(_uncut(trial), n_slots=n_slots, budget_limited=slicing.budget_limited)
+        if slicing.is_empty:
             return trial
-        return replace(trial, plan=plan, seconds=plan.predicted(trial.workload).over(self._memory_budget.request.phase))
+        return replace(
+            trial, slicing=slicing, seconds=slicing.predicted(trial.workload).over(self._inputs.request.phase)
+        )
 
 
 def _seconds(trial: Trial) -> float:
@@ -206,14 +208,14 @@ def _seconds(trial: Trial) -> float:
 
 def _is_short(trial: Trial) -> bool:
     """Whether a smaller ring may leave the device's memory to better cuts."""
-    plan = trial.plan
+    slicing = trial.slicing
     return trial.budget_limited and (
-        plan is None or not plan.streams or plan.staging_bytes > MUCH_STAGING * trial.budget[0]
+        slicing is None or not slicing.streams or slicing.staging_bytes > MUCH_STAGING * trial.budget[0]
     )
 
 
 def _uncut(trial: Trial) -> Trial:
-    return replace(trial, plan=None, seconds=trial.whole.seconds)
+    return replace(trial, slicing=None, seconds=trial.whole.seconds)
 
 
 def attention(costs: Costs, operators: Sequence[Operator]) -> Placement:
@@ -224,18 +226,19 @@ def attention(costs: Costs, operators: Sequence[Operator]) -> Placement:
     return placed_whole(costs, [o.layer is not None and c.t_gpu_s is not None and not is_ffn(o) for o, c in pairs], 0)
 
 
-def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
+def hot_notes(slicing: Slicing) -> tuple[str, ...]:
     """A note with the number of hot experts and their expected hit rates."""
-    hot = [(kind, cut) for kind, cut in plan.cut_blocks if cut.n_hot]
+    hot = [(block_type, cut) for block_type, cut in slicing.cut_blocks if cut.n_hot]
     if not hot:
         return ()
-    n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(kind.n_expert for kind, _ in hot)
+    n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(block_type.n_expert for block_type, _ in hot)
     decode, prompt = (
-        sum(getattr(kind.use, phase)[cut.n_hot] for kind, cut in hot if kind.use is not None) / len(hot)
+        sum(getattr(block_type.use, phase)[cut.n_hot] for block_type, cut in hot if block_type.use is not None)
+        / len(hot)
         for phase in ("decode", "prompt")
     )
     where, rates = f"in {len(hot)} layers are on the GPU", f"{decode:.0%} in decode and {prompt:.0%} in prompts"
-    if plan.exchanges:
+    if slicing.exchanges:
         return (f"{n_hot} of {n_all} experts {where} and follow the conversation; recorded hit rate {rates}",)
     return (f"{n_hot} of {n_all} hot experts {where}; hit rate on later traffic {rates}",)
 
@@ -248,13 +251,13 @@ def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
 def _simplest(decision: VerifiedPlan, is_auto: bool) -> VerifiedPlan:
     """Name a plan of `auto` after the simplest policy that could have made it."""
     placement = decision.placement
-    if not is_auto or placement.split.hot_bytes:
+    if not is_auto or placement.first_slices.hot_bytes:
         return decision
     return replace(decision, policy="split" if placement.is_sliced and not placement.streams else "scheinfer")
 
 
 def _with_hot(decision: VerifiedPlan, is_auto: bool) -> VerifiedPlan:
-    if is_auto or decision.placement.split.hot_bytes:
+    if is_auto or decision.placement.first_slices.hot_bytes:
         return _simplest(decision, is_auto)
     return replace(decision, notes=(*decision.notes, "placing experts by use gains nothing in any layer"))
 
@@ -285,27 +288,27 @@ NO_GAIN = "no whole or split operator is predicted to be faster there"
     reason=NO_GAIN,
     finish=_simplest,
 )
-def scheinfer(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
-    return SliceSearch(problem, budget, streams=True, hot=False).best()
+def scheinfer(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
+    return SliceSearch(problem, inputs, streams=True, hot=False).best()
 
 
 @policy("split", "also operators split between CPU and device", slices_alone=True, reason=NO_GAIN)
-def split(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
-    return SliceSearch(problem, budget, streams=False, hot=False).best()
+def split(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
+    return SliceSearch(problem, inputs, streams=False, hot=False).best()
 
 
 @policy(
     EXPERTS, "also the most used experts on the device", streams=True, slices_alone=True, reason=NO_GAIN,
     finish=_with_hot,
 )  # fmt: skip
-def experts(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
+def experts(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
     if fault := hot_fault(problem):
         raise UsageError(fault)
-    return most_choices(problem, budget)
+    return most_choices(problem, inputs)
 
 
-def most_choices(problem: Problem, budget: MemoryBudget) -> Iterator[Placement]:
+def most_choices(problem: Problem, inputs: PolicyInputs) -> Iterator[Placement]:
     """Propose with hot experts if the model may have them, and as scheinfer, which finds better slices: the policy with
     the most options."""
     modes = (False,) if hot_fault(problem) else (True, False)
-    return chain.from_iterable(SliceSearch(problem, budget, streams=True, hot=hot).best() for hot in modes)
+    return chain.from_iterable(SliceSearch(problem, inputs, streams=True, hot=hot).best() for hot in modes)

@@ -33,11 +33,11 @@ from oallama.planner.placement import (
     placed_whole,
 )
 from oallama.planner.policies.registry import (
-    MemoryBudget,
     Policy,
+    PolicyInputs,
     Request,
     best_verified,
-    budgets_of,
+    inputs_of,
     policy,
     register,
 )
@@ -112,8 +112,8 @@ def _fit(problem: Problem, request: Request) -> VerifiedPlan:
 
 
 @policy("layers", "whole layers, as llama.cpp's -ngl", reason="no layer fits the device", takes_ngl=True)
-def whole_layers(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
-    yield layers(budget.costs, budget.operator_bytes)
+def whole_layers(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
+    yield layers(inputs.costs, inputs.operator_bytes)
 
 
 #
@@ -121,31 +121,31 @@ def whole_layers(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
 #
 
 
-Variant = Callable[[Problem, MemoryBudget], Placement | None]
-"""One configuration of stock llama.cpp in a budget; None if it is impossible or does not fit."""
+Variant = Callable[[Problem, PolicyInputs], Placement | None]
+"""One configuration of stock llama.cpp; None if it is impossible or does not fit."""
 
 
 def _with_options(placement: Placement, **options: Any) -> Placement:
     return replace(placement, stock=replace(placement.stock or StockOptions(), **options))
 
 
-def _layers(problem: Problem, budget: MemoryBudget) -> Placement:
-    return _with_options(layers(budget.costs, budget.operator_bytes))
+def _layers(problem: Problem, inputs: PolicyInputs) -> Placement:
+    return _with_options(layers(inputs.costs, inputs.operator_bytes))
 
 
-def _nothing(problem: Problem, budget: MemoryBudget) -> Placement:
+def _nothing(problem: Problem, inputs: PolicyInputs) -> Placement:
     return _with_options(operators_on_cpu(len(problem.operators), problem.graph.n_layer + 1))
 
 
-def _fitted(problem: Problem, budget: MemoryBudget) -> Placement:
-    return _with_options(stock_fit(budget.costs, problem.operators, budget.operator_bytes))
+def _fitted(problem: Problem, inputs: PolicyInputs) -> Placement:
+    return _with_options(stock_fit(inputs.costs, problem.operators, inputs.operator_bytes))
 
 
-def _fewest_experts(problem: Problem, budget: MemoryBudget) -> Placement | None:
+def _fewest_experts(problem: Problem, inputs: PolicyInputs) -> Placement | None:
     """Everything on the device except the experts of the first layers, as few as possible (-ncmoe)."""
     for n in range(1, problem.graph.n_layer + 1):
         placement = _without_experts(problem, n)
-        if placement is None or own_bytes(problem, placement) <= budget.operator_bytes(0):
+        if placement is None or own_bytes(problem, placement) <= inputs.operator_bytes(0):
             return placement
     return None
 
@@ -162,10 +162,10 @@ def _without_experts(problem: Problem, n_layers: int) -> Placement | None:
 
 
 def _with_no_host(variant: Variant) -> Variant:
-    def changed(problem: Problem, budget: MemoryBudget) -> Placement | None:
+    def changed(problem: Problem, inputs: PolicyInputs) -> Placement | None:
         if stock_layouts(problem, StockOptions(no_host=True)) == stock_layouts(problem, StockOptions()):
             return None
-        placement = variant(problem, budget)
+        placement = variant(problem, inputs)
         return None if placement is None else _with_options(placement, no_host=True)
 
     return changed
@@ -175,11 +175,11 @@ def _cached(share_on_host: float) -> Variant:
     """Experts of the first layers in host memory, everything else on the device, and an expert cache in the rest of its
     memory. share_on_host: share of the layers whose experts are on the host."""
 
-    def changed(problem: Problem, budget: MemoryBudget) -> Placement | None:
+    def changed(problem: Problem, inputs: PolicyInputs) -> Placement | None:
         placement = _without_experts(problem, ceil(share_on_host * problem.graph.n_layer))
         if placement is None or not problem.profile.link:
             return None
-        remaining = budget.operator_bytes(0) - own_bytes(problem, placement)
+        remaining = inputs.operator_bytes(0) - own_bytes(problem, placement)
         n_bytes = remaining // MIB * MIB
         if n_bytes <= 0 or not cached_layers(problem.operators, placement.on_device, 0, n_bytes):
             return None
@@ -213,24 +213,24 @@ def most_promising(
     these micro-batches and the workload's; verified by no_alloc loads. to_beat_s, latest_s: limits of the predicted
     seconds of the whole run and of the prompt."""
 
-    def priced(variant: Variant, budget: MemoryBudget) -> Placement | None:
-        placement = variant(problem, budget)
+    def priced(variant: Variant, inputs: PolicyInputs) -> Placement | None:
+        placement = variant(problem, inputs)
         if placement is None:
             return None
-        predicted = price(problem, budget.workload, placement)
+        predicted = price(problem, inputs.workload, placement)
         seconds = predicted.over(request.phase)
         return replace(placement, seconds=seconds) if predicted.ttft_s <= latest_s and seconds < to_beat_s else None
 
     sizes = (request.workload.n_ubatch, *n_ubatches)
     requests = [replace(request, workload=replace(request.workload, n_ubatch=n), required=False) for n in sizes]
-    sized_budgets = [(sized, budgets[0]) for sized in requests if (budgets := budgets_of(problem, sized)[0])]
+    sized_inputs = [(sized, starts[0]) for sized in requests if (starts := inputs_of(problem, sized)[0])]
     configurations: list[tuple[float, Request, str, Variant]] = []
     for mode in modes:
         for variant in STOCK_MODES[mode]:
             priced_requests = [
                 (placement.seconds, sized)
-                for sized, budget in sized_budgets
-                if (placement := priced(variant, budget)) is not None
+                for sized, inputs in sized_inputs
+                if (placement := priced(variant, inputs)) is not None
             ]
             if priced_requests:
                 configurations.append((*min(priced_requests, key=itemgetter(0)), mode, variant))
@@ -239,8 +239,8 @@ def most_promising(
         if len(verified) == most:
             break
 
-        def propose(problem: Problem, budget: MemoryBudget, variant: Variant = variant) -> Iterator[Placement]:
-            if (placement := priced(variant, budget)) is not None:
+        def propose(problem: Problem, inputs: PolicyInputs, variant: Variant = variant) -> Iterator[Placement]:
+            if (placement := priced(variant, inputs)) is not None:
                 yield placement
 
         candidate = best_verified(problem, sized, mode, propose, f"stock's {mode} found no placement that fits")

@@ -24,7 +24,7 @@ Fits = Callable[[int, int, int, int], bool]
 have their experts on it and the others have them on the host."""
 
 
-def stock_over(problem: Problem, workload: Workload) -> VerifiedPlan | None:
+def stock_over_devices(problem: Problem, workload: Workload) -> VerifiedPlan | None:
     """--fit's placement over the problem's devices; None if it uses fewer than two of them, or does not fit."""
     operators, graph, n_layers = problem.operators, problem.graph, problem.graph.n_layer + 1
     memories = [empty_memory(device, workload) for device in problem.devices]
