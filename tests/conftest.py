@@ -112,7 +112,7 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
 @pytest.fixture(scope="module")
 def small_cards() -> Iterator[None]:
     """CUDA's back end takes nothing for itself of described cards, which may be smaller than that."""
-    from oallama.planner.memory import RUNTIME_BYTES
+    from oallama.planner.runtime import RUNTIME_BYTES
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setitem(RUNTIME_BYTES, "CUDA", 0)

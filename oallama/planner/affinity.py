@@ -16,7 +16,7 @@ from typing import Literal
 
 from oallama.core.affinity_report import Affinity
 from oallama.core.types import Operator
-from oallama.cost.whole import Costs, placement_seconds
+from oallama.cost.whole import Costs, OperatorCost, placement_seconds
 from oallama.planner.placement import Placement, operator_rows
 from oallama.planner.transfers import Transfers
 
@@ -43,6 +43,11 @@ def benefit(t_cpu_s: float, t_gpu_s: float | None, t_transfer_s: float, n_bytes:
     return saved(t_cpu_s, t_gpu_s, t_transfer_s) / max(1, n_bytes)
 
 
+def benefits(costs: Sequence[OperatorCost], t_transfer: Sequence[float]) -> list[float]:
+    """B of each operator; minus infinity if the device cannot compute it."""
+    return [benefit(c.t_cpu_s, c.t_gpu_s, t, c.bytes) for c, t in zip(costs, t_transfer, strict=True)]
+
+
 def normalise(benefits: Sequence[float]) -> tuple[float, ...]:
     """G, lines 5 and 11: B scaled to 0..1; equal values (or a single value) give 1.0 each."""
     low, high = min(benefits, default=0.0), max(benefits, default=0.0)
@@ -54,17 +59,17 @@ def rank(benefits: Sequence[float]) -> tuple[int, ...]:
     return tuple(sorted(range(len(benefits)), key=[-b for b in benefits].__getitem__))
 
 
-def fill(order: Sequence[int], sizes: Sequence[int], budget: int, rule: FillRule = "continue") -> frozenset[int]:
+def fill(order: Sequence[int], sizes: Sequence[int], budget: int, stops: bool = False) -> frozenset[int]:
     """Lines 17-24: take the items of `order` that fit `budget` bytes.
 
-    order: item indices, best first; sizes: bytes of every item.
+    order: item indices, best first; sizes: bytes of every item. stops: at the first that does not fit (line 21).
     """
     chosen, used = [], 0
     for item in order:
         if used + sizes[item] <= budget:
             used += sizes[item]
             chosen.append(item)
-        elif rule == "paper":  # line 21
+        elif stops:
             break
     return frozenset(chosen)
 
@@ -75,31 +80,31 @@ def algorithm_1(
     first_device_layer: int,
     *,
     transfers: Transfers,
-    rule: FillRule = "continue",
-    paper: bool = False,
+    fill_rule: FillRule = "continue",
+    affinity_rule: AffinityRule = "default",
 ) -> Placement:
     """Run Algorithm 1 over the operators of the layers from first_device_layer on, whose norms and KV are on the
     device. Ends when the placement is stable (converged), or when an earlier placement comes again (a cycle). Returns
     the placement with the least predicted time among all rounds.
 
-    budget: bytes for the weights of operators (line 16: from 0.90 of the memory). paper: return the stable placement,
-    even if an earlier one is predicted faster; of a cycle, the fastest in it.
+    budget: bytes for the weights of operators (line 16: from 0.90 of the memory). affinity_rule "paper": return the
+    stable placement, even if an earlier one is predicted faster; of a cycle, the fastest in it.
     """
     begin = costs.graph.first_operator(first_device_layer)
     operators, on_host = costs.operators[begin:], (False,) * begin
-    t_cpu, t_gpu = [cost.t_cpu_s for cost in operators], [cost.t_gpu_s for cost in operators]
     sizes = [cost.bytes for cost in operators]
-    least = -inf if rule == "paper" else 0.0
+    least = -inf if fill_rule == "paper" else 0.0
 
     def ranked_and_filled(t_transfer: Sequence[float]) -> tuple[bool, ...]:
-        benefits = list(map(benefit, t_cpu, t_gpu, t_transfer, sizes))
-        chosen = fill([i for i in rank(benefits) if benefits[i] > least], sizes, budget, rule)
+        gains = benefits(operators, t_transfer)
+        chosen = fill([i for i in rank(gains) if gains[i] > least], sizes, budget, stops=fill_rule == "paper")
         return (*on_host, *map(chosen.__contains__, range(len(operators))))  # lines 25-30
 
     def ended(last: tuple[bool, ...], iteration: int, converged: bool) -> Placement:
         """The result. last: the placement at which the loop ended, or that came again."""
         placements = list(met)
-        kept = min(placements[placements.index(last) :] if paper else placements, key=lambda seen: met[seen])
+        possible = placements[placements.index(last) :] if affinity_rule == "paper" else placements
+        kept = min(possible, key=lambda seen: met[seen])
         return Placement.whole(kept, first_device_layer, met[kept], iteration, converged)
 
     placement = ranked_and_filled([0.0] * len(operators))  # lines 2-5

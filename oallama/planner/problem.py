@@ -30,8 +30,9 @@ from oallama.cost.whole import (
     offloads_attention,
     operator_costs,
 )
-from oallama.planner.memory import DeviceMemory, memory_breakdown, runtime_bytes, summed
+from oallama.planner.memory import DeviceMemory, memory_breakdown, summed
 from oallama.planner.placement import DeviceSlices, Placement, cpu, operators_on_cpu, whole_bytes
+from oallama.planner.runtime import runtime_bytes
 
 SMALLEST_UBATCH = 64
 """Tokens; a micro-batch is not lowered below this. 16 and 256 change none of 26 plans."""

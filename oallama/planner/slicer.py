@@ -38,9 +38,9 @@ from oallama.planner.cutting import (
     token_table,
 )
 from oallama.planner.knapsack import OptionCosts, solve_knapsack
-from oallama.planner.memory import most_n_g, most_streamed, ring_bytes, slot_bytes, staging_bytes
 from oallama.planner.placement import Assignment, DeviceSlices, Placement
 from oallama.planner.problem import Problem
+from oallama.planner.staging import most_n_g, most_streamed, ring_bytes, slot_bytes, staging_bytes
 
 
 @dataclass(frozen=True, slots=True)

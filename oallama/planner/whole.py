@@ -18,7 +18,7 @@ from math import inf
 from oallama.core.types import Operator
 from oallama.cost.graph import first_within
 from oallama.cost.whole import Costs, placement_seconds, transfer_seconds
-from oallama.planner.affinity import AffinityRule, FillRule, algorithm_1, benefit, fill, rank
+from oallama.planner.affinity import AffinityRule, FillRule, algorithm_1, benefits, fill, rank
 from oallama.planner.placement import (
     OperatorBudget,
     Placement,
@@ -43,42 +43,42 @@ def search(
     costs: Costs,
     budget: OperatorBudget,
     *,
-    affinity: AffinityRule = "default",
-    rule: FillRule = "continue",
+    affinity_rule: AffinityRule = "default",
+    fill_rule: FillRule = "continue",
     first_layers: Sequence[int] | None = None,
     transfers: Transfers | None = None,
 ) -> Placement:
-    """The placement with the least predicted time over the passes of `costs`, unless affinity is "paper".
+    """The placement with the least predicted time over the passes of `costs`, unless affinity_rule is "paper".
 
     transfers: those of these costs, to share between searches. first_layers: values of first_device_layer to try; None:
     those of device_layer_choices.
 
-    affinity "paper" is Algorithm 1 as published: T' is never negative (transfers.py says how we interpret T'), the
+    affinity_rule "paper" is Algorithm 1 as published: T' is never negative (transfers.py says how we interpret T'), the
     placement is the one that the loop converged to, and norms and KV of all layers are on the device, or of as many as
     fit.
     """
-    paper = affinity == "paper"
+    paper = affinity_rule == "paper"
     if first_layers is None:
         first_layers = device_layer_choices(costs.graph.n_layer, layers(costs, budget).first_device_layer)
     transfers = transfers or Transfers(costs, paper)
     budgets = [(first, n_bytes) for first in first_layers if (n_bytes := budget(first)) >= 0]
     placements = [
-        algorithm_1(costs, n_bytes, first, transfers=transfers, rule=rule, paper=paper)
+        algorithm_1(costs, n_bytes, first, transfers=transfers, fill_rule=fill_rule, affinity_rule=affinity_rule)
         for first, n_bytes in (budgets[:1] if paper else budgets)
     ]
     fastest = min(placements, key=lambda placement: (placement.seconds, placement.first_device_layer), default=None)
     return fastest or cpu(costs)
 
 
-def use_up(costs: Costs, budget: OperatorBudget, placement: Placement) -> Placement:
+def use_up(costs: Costs, budget: OperatorBudget, placement: Placement, affinity_rule: AffinityRule) -> Placement:
     """Add operators that still fit the device, by falling affinity, whether they gain or not (FillRule "full")."""
     first = placement.first_device_layer
     if first > costs.graph.n_layer:
         return placement
     begin, sides = costs.graph.first_operator(first), list(placement.on_device)
-    operators, t_transfer = costs.operators[begin:], Transfers(costs).of_all(sides, first)
-    benefits = [benefit(c.t_cpu_s, c.t_gpu_s, t, c.bytes) for c, t in zip(operators, t_transfer, strict=True)]
-    order = [begin + i for i in rank(benefits) if benefits[i] > -inf and not sides[begin + i]]
+    t_transfer = Transfers(costs, affinity_rule == "paper").of_all(sides, first)
+    gains = benefits(costs.operators[begin:], t_transfer)
+    order = [begin + i for i in rank(gains) if gains[i] > -inf and not sides[begin + i]]
     remaining = budget(first) - whole_bytes(costs.operators, sides)
     for i in fill(order, [cost.bytes for cost in costs.operators], remaining):
         sides[i] = True

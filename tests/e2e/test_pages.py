@@ -190,7 +190,7 @@ def test_the_placement_page_is_used_with_the_keyboard_and_says_when_the_server_i
     visible = page.locator("#operators tbody tr:visible")
     assert visible.count() == 3
     page.keyboard.press("Tab")
-    page.keyboard.press("b")  # both
+    page.keyboard.press("s")  # split
     assert (focused(page, "id"), visible.count()) == ("place", 1)
     page.route("**/placement", lambda route: route.abort())
     until_it_says(page, "no answer")

@@ -25,7 +25,7 @@ from oallama.cost.slices import BlockContext, BlockType, Cut, Gemm, Gemms
 from oallama.device.load_params import load_bridge
 from oallama.model.shapes import ModelShape, glm4moe, qwen3
 from oallama.plan.split import slice_counts
-from oallama.planner.memory import ring_bytes, staging_bytes
+from oallama.planner.staging import ring_bytes, staging_bytes
 
 ALIGNMENT = 1 * KIB  # of tensors that lie one behind the other
 PROMPT = [1 + i % 290 for i in range(N_UBATCH)]

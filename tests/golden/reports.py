@@ -215,7 +215,7 @@ MADE: tuple[Callable[[], Iterator[tuple[str, str]]], ...] = (
 )  # fmt: skip
 
 if __name__ == "__main__":
-    from oallama.planner.memory import RUNTIME_BYTES
+    from oallama.planner.runtime import RUNTIME_BYTES
 
     RUNTIME_BYTES["CUDA"] = 0  # as in the fixture small_cards
     for old in FOLDER.iterdir():

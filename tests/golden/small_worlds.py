@@ -166,7 +166,7 @@ def lines_of(world: World, policy: str, rules: Rules) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    from oallama.planner.memory import RUNTIME_BYTES
+    from oallama.planner.runtime import RUNTIME_BYTES
 
     RUNTIME_BYTES["CUDA"] = 0  # as in the fixture small_cards
     FILE.write_text("".join(text_of(*one) for one in worlds()), encoding="utf-8")

@@ -24,7 +24,7 @@ from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
 from oallama.plan.split import check_hot_experts, device_share, hot_bytes, slice_counts
 from oallama.planner.cutting import n_g_at
-from oallama.planner.memory import most_n_g
+from oallama.planner.staging import most_n_g
 
 EMBD, FF = 256, 1024
 

@@ -35,9 +35,9 @@ from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Workload
 from oallama.core.units import MIB
 from oallama.cost.expert_cache import cached_layers, lru_hits
 from oallama.planner.decide import larger_ubatches
-from oallama.planner.memory import CUBLAS_BYTES, RUNTIME_BYTES, runtime_bytes
 from oallama.planner.placement import Placement, placed_whole
 from oallama.planner.policies.registry import Rules
+from oallama.planner.runtime import CUBLAS_BYTES, RUNTIME_BYTES, runtime_bytes
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 

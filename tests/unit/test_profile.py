@@ -318,7 +318,7 @@ def test_a_model_s_work_is_measured_where_it_may_run_and_asked_for_once() -> Non
     for row in profile.sharing:
         assert (row.first_alone_gb_per_s, row.second_alone_gb_per_s) == (11, 7)
         assert (row.first_with_second_gb_per_s, row.second_with_first_gb_per_s) == (5, 3)
-    workers = [worker for _, *workers in machine.asked if _.startswith("share") for worker in workers]
+    workers = [worker for _, *workers in machine.asked if _.endswith("contention") for worker in workers]
     assert {(one.device, one.layout) for one in workers} == {("CPU", "CPU_REPACK"), ("CUDA0", None)}, "the fastest"
     assert {(one.n_tokens, one.working_set_bytes > 0) for one in workers} == {(1, True), (32, False)}
     assert {(one.K, one.N) for one in workers} == {(256, 256)}, "the largest with more than one copy"

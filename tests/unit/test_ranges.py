@@ -48,7 +48,6 @@ from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text, split_texts
 from oallama.planner.attention import AttentionRule, Problems
 from oallama.planner.decide import plan
-from oallama.planner.memory import staging_bytes
 from oallama.planner.parts import problem_in, sliced_parts
 from oallama.planner.placement import (
     ON_DEVICE,
@@ -77,6 +76,7 @@ from oallama.planner.problem import (
 from oallama.planner.pure_plan import Memory, pure_problem
 from oallama.planner.ranges import Ranges, WholeRanges
 from oallama.planner.slicer import slicer_of
+from oallama.planner.staging import staging_bytes
 from oallama.profile.store import profile_from_json
 from oallama.report.plan import plan_sentences
 from oallama.run.stock import Cap, StockPlacement

@@ -16,10 +16,10 @@ from oallama.cost.rates import SliceRates
 from oallama.cost.slices import BlockContext, BlockType, Cut, slice_times
 from oallama.cost.timeline import BlockTimes, alone_seconds
 from oallama.model.cut import cut_extent
-from oallama.planner.memory import staging_bytes
 from oallama.planner.placement import ON_DEVICE, Assignment, DeviceSlices, Placement
 from oallama.planner.problem import operators_on_host
 from oallama.planner.slicer import Slicer, pricing_of, slicer_of
+from oallama.planner.staging import staging_bytes
 
 PROMPT = 512
 

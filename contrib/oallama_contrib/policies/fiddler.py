@@ -18,11 +18,11 @@ from oallama.cost.slices import Pricing
 from oallama.cost.whole import Costs
 from oallama.planner.affinity import fill
 from oallama.planner.cutting import CutBlocks, TokenTable, count_blocks, counted_seconds
-from oallama.planner.memory import most_n_g, staging_bytes
 from oallama.planner.placement import Placement, cpu, placed_whole, whole_bytes
 from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import Problem
 from oallama.planner.slicer import Slicer
+from oallama.planner.staging import most_n_g, staging_bytes
 
 
 def experts_last(costs: Costs, operators: Sequence[Operator], first_device_layer: int, budget: int) -> Placement:

@@ -16,11 +16,11 @@ from oallama.core.types import Operator, Phase
 from oallama.cost.slices import BlockType, Cut
 from oallama.cost.whole import Costs, placement_seconds
 from oallama.planner.affinity import fill
-from oallama.planner.memory import staging_bytes
 from oallama.planner.placement import Placement, operators_on_cpu
 from oallama.planner.policies.registry import PolicyInputs
 from oallama.planner.problem import Problem, costs_of
 from oallama.planner.slicer import Slicer
+from oallama.planner.staging import staging_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from oallama.planner.whole import search, swap_operators, use_up
 )  # fmt: skip
 def oato(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
     rules, costs, operator_bytes = inputs.request.rules, inputs.costs, inputs.operator_bytes
-    filled = search(costs, operator_bytes, affinity=rules.affinity, rule=rules.fill)
+    filled = search(costs, operator_bytes, affinity_rule=rules.affinity, fill_rule=rules.fill)
     candidates = [filled]
     if not inputs.request.quick and "paper" not in (rules.affinity, rules.fill):
         candidates.append(swap_operators(costs, problem.operators, operator_bytes, filled))
     if rules.fill == "full":
-        candidates = [use_up(costs, operator_bytes, placement) for placement in candidates]
+        candidates = [use_up(costs, operator_bytes, placement, rules.affinity) for placement in candidates]
     elif not rules.need_oato:
         candidates.append(cpu_alone(problem, inputs.workload, inputs.request.phase))
     yield from candidates
