@@ -43,7 +43,7 @@ from oallama.plan.plugin_text import plugin_text
 from oallama.planner.attention import ModelHeader
 from oallama.planner.decide import larger_ubatches, plan, policy_named
 from oallama.planner.policies.registry import Request, Rules
-from oallama.planner.pure_plan import Memory, counted_load, pure_problems
+from oallama.planner.pure_plan import Memory, estimated_load, pure_problems
 from oallama.profile.described import TOKENS, described, with_card
 from oallama.profile.store import read_profile
 
@@ -95,7 +95,7 @@ class Cell:
         options = Options(flash_attn=self.flash_attn, gpu_weights=float(value) if kind == "gpu_weights" else None)
         device_bytes = 24 * GIB if kind == "gpu_weights" else parse_memory(value) if kind == "vram" else 0
         if kind == "vram_share":
-            load = counted_load(model, workload, Attention("on"))
+            load = estimated_load(model, workload, Attention("on"))
             device_bytes = int(float(value) * load.weights_host) + load.kv + load.compute
         routing, rules = routing_of(self.model) if self.routed else None, Rules(**dict(self.rules))
         memory, larger = Memory(device_bytes, HOST_COPIES_LIMIT), larger_ubatches(workload, options)

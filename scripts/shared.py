@@ -32,9 +32,9 @@ def write_document(document: object, output: Path | str | None) -> None:
 def guarded(program: str, job: Callable[[], int], interrupted: str = "nothing was written") -> int:
     """The exit status of `job`, or of the error that ended it, which is told: 2 for wrong input, 130 for Ctrl-C,
     SIGTERM and SIGHUP."""
-    from oallama.cli.signals import take_for_interrupt
+    from oallama.cli.signals import treat_as_ctrl_c
 
-    take_for_interrupt()
+    treat_as_ctrl_c()
     try:
         return job()
     except OallamaError as error:

@@ -22,7 +22,7 @@ from oallama.bench.records import ArmSpec, BenchTest, Setting
 from oallama.core.errors import DeviceError, DoesNotFit, UsageError
 from oallama.core.types import NGRAM, DecodeStep, Draft, Predicted, StockOptions, Workload
 from oallama.placer import Placer
-from oallama.placer.drafter import Drafter, MtpBlock, beside_drafts
+from oallama.placer.drafter import Drafter, MtpDrafter, beside_drafts
 from oallama.placer.stock import fit_sentence, promising_stock, stock_plan
 from oallama.plan.plan import Plan
 from oallama.planner.decide import POLICY_NAMES, larger_ubatches
@@ -189,7 +189,7 @@ class ArmMaker:
         if kind is None:
             setting = self.setting.changed(n_outputs=NGRAM.n_draft + 1)
             return replace(self._drafting(replace(self, setting=setting, auto=None).make(base), NGRAM), name=name)
-        drafter = MtpBlock(self.placer) if kind == "mtp" else self.drafter
+        drafter = MtpDrafter(self.placer) if kind == "mtp" else self.drafter
         if drafter is None:
             raise UsageError(f"arm {name} needs a draft model; name it with -md")
         most = min(len(self.accepted), drafter.most_drafts)

@@ -26,7 +26,7 @@ from oallama.placer import Placer
 from oallama.placer.stock import stock_plan
 from oallama.plan.plan import Plan
 from oallama.run.address import reserved_address
-from oallama.run.client import Client, Gone, Refused
+from oallama.run.client import Client, RequestRefused, ServerGone
 from oallama.run.plugin_report import ask_report, punctuality
 from oallama.run.process import ServerProcess, start_failure
 from oallama.run.program import ServerSettings, find_program, launch
@@ -94,7 +94,7 @@ class ServerArm:
         drawn = _drawn(plan.draft, self._accepted)
         settings = ServerSettings(
             self._address, self._n_parallel, placer.threads, self.spec.setting.load.n_batch,
-            Path(placer.model.path).name, None, cache_mib=0, chats=False, shown=False, goes_back=False, more=drawn,
+            Path(placer.model.path).name, None, cache_mib=0, chats=False, shown=False, reuses_prefix=False, more=drawn,
         )  # fmt: skip
         started = launch(
             find_program(None), plan, placer.operators, placer.model.n_layer, placer.tensor_names, settings,
@@ -169,7 +169,7 @@ class ServerArm:
     def _timings(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             timings: Mapping[str, Any] = self._client.ask("/completion", body)["timings"]
-        except (Refused, Gone, KeyError) as error:
+        except (RequestRefused, ServerGone, KeyError) as error:
             raise DeviceError(f"llama-server of arm {self.spec.name} does not answer: {error}") from None
         return timings
 

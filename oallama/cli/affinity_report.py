@@ -103,7 +103,7 @@ def report_of(
     """Return the report of the requested plan, else of OATO's search and the plan that `oallama run` uses. expected:
     requests in flight."""
     from oallama.placer.report import plan_report, report_over, search_report, with_run
-    from oallama.report.operators import RunPlan
+    from oallama.report.operators import PlanInUse
 
     workload = StepOptions(expected=expected).workload(workload)
     plan = policy.plan(placer, workload) if policy.policy is not None or expected is not None else None
@@ -111,7 +111,7 @@ def report_of(
         if plan is not None:
             return report_over(placer, plan, workload, phase)
         plan, is_measured = plan_of_run(placer, workload)
-        return replace(report_over(placer, plan, workload, phase), run=RunPlan(plan, is_measured))
+        return replace(report_over(placer, plan, workload, phase), run=PlanInUse(plan, is_measured))
     if plan is None:
         report = search_report(placer, phase, workload.n_prompt, workload.n_gen, policy.affinity, policy.fill)
     else:

@@ -20,7 +20,7 @@ import click
 
 from oallama import __version__
 from oallama.cli.output import drop, log
-from oallama.cli.signals import be_over, interrupted_code, take_for_interrupt
+from oallama.cli.signals import ignore_signals, interrupted_code, treat_as_ctrl_c
 from oallama.core.errors import GGML_OUT_OF_MEMORY, OUT_OF_MEMORY, OallamaError
 from oallama.device.interrupt import drop_no_interrupt
 from oallama.report.text import printable
@@ -159,12 +159,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 work failed, 2 wrong usage or unusable input, 130 interrupted,
     143 ended by SIGTERM."""
     try:
-        take_for_interrupt()
+        treat_as_ctrl_c()
         drop_no_interrupt()
-        claim_stdout()
+        reserve_stdout()
         code = exit_code(argv)
         drop_unwritten()
-        be_over()
+        ignore_signals()
     except KeyboardInterrupt:  # during the command, before it, or a dropped interrupt that is raised after it
         code = _interrupted()
     # CPython notes a KeyboardInterrupt that left an exec of text, as dataclasses have; its exit code would be -2
@@ -231,7 +231,7 @@ def _interrupted() -> int:
         _fail("interrupted", code)
     except KeyboardInterrupt:
         drop(sys.stderr)
-    be_over()
+    ignore_signals()
     return code
 
 
@@ -259,7 +259,7 @@ class ResultStream(io.FileIO):
             raise OSError(error.errno, f"cannot write the result to stdout: {why}") from None
 
 
-def claim_stdout() -> None:
+def reserve_stdout() -> None:
     """Keep stdout for results: file descriptor 1 becomes stderr, and sys.stdout a private copy of what it was.
 
     Native libraries and child processes write to descriptor 1 directly, and only this keeps their output apart. A

@@ -19,9 +19,9 @@ from oallama.cli.policy import PolicyOptions, note_planned, note_unused, policy_
 from oallama.cli.projector import NO_PICTURES, ProjectorOptions
 from oallama.cli.records import Decorator, as_record
 from oallama.cli.routing import counting
-from oallama.cli.signals import somebody_watches
+from oallama.cli.signals import is_interactive
 from oallama.cli.speculation import StepOptions, step_options
-from oallama.cli.tuning import at_once, measured
+from oallama.cli.tuning import measured, plan_without_measuring
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import Workload
@@ -148,7 +148,7 @@ class PlacementOptions:
             workload = in_tuned_context(placer, workload)
             if self.tune == "before":
                 return measured(placer, workload).plan, False
-            plan, is_untuned = at_once(placer, workload)
+            plan, is_untuned = plan_without_measuring(placer, workload)
             if is_untuned and plan.draft is None:
                 self.step.tell_waiting(placer, plan)
             return plan, is_untuned
@@ -256,13 +256,13 @@ def tell_drift(placer: Placer, answer: Generation, predicted_s: float | None) ->
         log(f"warning: {drift}")
 
 
-def keep_runs(placer: Placer, engine: Engine) -> None:
+def keep_block_times(placer: Placer, engine: Engine) -> None:
     """Add the measured times of blocks to the model's history, for `oallama tune`. Only if a person watches: it takes
     up to a second, which no script should wait for. Warns if the history cannot be written."""
-    if not somebody_watches():
+    if not is_interactive():
         return
     try:
-        placer.on_devices_of(engine.plan).keep_runs(engine.plan, engine.runs())
+        placer.on_devices_of(engine.plan).keep_block_times(engine.plan, engine.runs())
         placer.keep_drafts(engine.plan, engine.drafts())
     except OallamaError as error:
         log(f"warning: this run's times were not saved: {error}")

@@ -16,8 +16,8 @@ from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, json_option, model_option
 from oallama.cli.prompt import model_and_prompt, read_prompt, text_of_file
 from oallama.cli.sampling import AnswerOptions, answer_options, length_option
-from oallama.cli.signals import somebody_watches
-from oallama.cli.tuning import tune_after, tuning_gain
+from oallama.cli.signals import is_interactive
+from oallama.cli.tuning import tune_after_answer, tuning_gain
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.types import Operator, Predicted, Workload
 from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END
@@ -91,10 +91,10 @@ def command(
             answer = output.write_stream(stream, [])
         if shows:
             tell_figures(placer, engine, answer, [] if sampling.temperature == 0 else [f"seed {sampling.seed}"])
-        placement.keep_runs(placer, engine)
+        placement.keep_block_times(placer, engine)
     if planned.is_untuned and asked.tune == "after" and not as_json:
-        if somebody_watches():
-            tune_after(placer, planned.workload)
+        if is_interactive():
+            tune_after_answer(placer, planned.workload)
         elif shows:
             output.log(f"oallama: {tuning_gain(placer, planned.workload, plan)}")
 

@@ -134,7 +134,9 @@ class ServedModel:
         """Add the times of split blocks to the model's history, for `oallama tune`, and count uses of experts. wanted,
         fallback: the plugin's reports of each start with these placements."""
         try:
-            self.placer.keep_runs(self.wanted.plan, runs_of(block for report in wanted for block in report.blocks))
+            self.placer.keep_block_times(
+                self.wanted.plan, runs_of(block for report in wanted for block in report.blocks)
+            )
         except OallamaError as error:
             log(f"warning: this run's times were not saved: {error}")
         for report in (*wanted, *fallback):

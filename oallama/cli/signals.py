@@ -24,7 +24,7 @@ _came: list[tuple[float, int]] = []  # time.monotonic() and number of SIGTERM an
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def take_for_interrupt() -> None:
+def treat_as_ctrl_c() -> None:
     """Treat SIGTERM and SIGHUP as Ctrl-C, so that measurements are stored, files complete and workers ended. An ignored
     SIGHUP, as under nohup, stays ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
@@ -53,14 +53,14 @@ def _interrupt_where_asked(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
-def be_over() -> None:
+def ignore_signals() -> None:
     """Ignore signals from now on, so that the exit code stays: CPython drops its handlers at exit, and a signal would
     then end the process."""
     try:
         for number in ENDS:
             signal.signal(number, signal.SIG_IGN)
     except KeyboardInterrupt:  # on the way
-        be_over()
+        ignore_signals()
 
 
 def asked_to_end() -> bool:
@@ -73,7 +73,7 @@ def interrupted_code() -> int:
     return 143 if _came and _came[0][1] == signal.SIGTERM else 130
 
 
-def somebody_watches() -> bool:
+def is_interactive() -> bool:
     """Whether a person sees the output and can type: all three streams are a terminal with this command in its
     foreground."""
     if not all(is_terminal(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)):
@@ -86,7 +86,7 @@ def somebody_watches() -> bool:
 @contextlib.contextmanager
 def ended_by_key() -> Iterator[None]:
     """Interrupt the block, as Ctrl-C does, at the first key, which stays unread for the terminal's next reader. Call it
-    in the main thread, if somebody_watches."""
+    in the main thread, if is_interactive."""
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     over, tell = os.pipe()  # readable once the block has ended

@@ -72,13 +72,13 @@ class StepOptions:
     def drafter(self, placer: Placer) -> Drafter | None:
         """Return the requested drafter; None without drafts, and for drafts of repeated text. Raises ModelFileError,
         UsageError."""
-        from oallama.placer.drafter import DraftModel, MtpBlock
+        from oallama.placer.drafter import DraftModel, MtpDrafter
 
         if self._model is not None or self.spec == "mtp":
             placer.check_one_device("a drafter")
         if self._model is not None:
             return DraftModel(placer, model_file(self._model))
-        return MtpBlock(placer) if self.spec == "mtp" else None
+        return MtpDrafter(placer) if self.spec == "mtp" else None
 
     def is_tuned(self, placer: Placer) -> bool:
         """Whether tuning measures plans with these drafts: a model's drafts, for one request."""

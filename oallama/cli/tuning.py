@@ -87,7 +87,7 @@ def measured(
     return outcome
 
 
-def at_once(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
+def plan_without_measuring(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
     """Return a plan without measuring: the plan measured for this class of workloads or the nearest, else stock
     llama.cpp's own placement; and whether tuning could then measure plans."""
     from oallama.placer.tuned import tuned_plan
@@ -99,7 +99,7 @@ def at_once(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
     return tuned.plan, tuned.result.of != tuned.asked
 
 
-def tune_after(placer: Placer, workload: Workload) -> None:
+def tune_after_answer(placer: Placer, workload: Workload) -> None:
     """Measure for the next run, until a key is typed. The answer is complete, so a key or a failure of tuning does not
     fail the run; a signal ends the command."""
     from oallama.placer.tuned import in_tuned_context

@@ -27,7 +27,7 @@ _FFN_ROLE = re.compile(r"((?:enc\.|dec\.)?)ffn_(gate_up|gate|up|down)(|_exps|_sh
 
 ROUTER = "ffn_gate_inp"  # its result chooses the experts of a token
 
-LONE_ROLES = frozenset({"attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "output"})
+SINGLE_ROLES = frozenset({"attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "output"})
 """Mul-mats outside the FFN that may be split by rows: every graph applies them to the weight as stored."""
 
 LOGITS_CHUNK = 64
@@ -121,11 +121,11 @@ class SplitBlock:
 
 
 def can_split(operator: Operator) -> bool:
-    """Whether the split back end can compute this operator: of an FFN or of LONE_ROLES, and long enough to be cut.
+    """Whether the split back end can compute this operator: of an FFN or of SINGLE_ROLES, and long enough to be cut.
 
     Not tied embeddings, which a look-up also reads; nor stacks of matrices that are no experts (MLA), read as views.
     """
-    has_role = _FFN_ROLE.fullmatch(operator.role) or operator.role in LONE_ROLES
+    has_role = _FFN_ROLE.fullmatch(operator.role) or operator.role in SINGLE_ROLES
     stacked = operator.op == "MUL_MAT" and operator.shape[2] > 1
     return bool(has_role) and not stacked and cut_extent(operator) > cut_granularity(operator)
 
@@ -223,8 +223,8 @@ def family_blocks(operators: Sequence[Operator], members: Sequence[int], cuts: S
         return [ffn_block(operators, members)]
     hidden = [i for i in members if not _reads_hidden(operators[i])]
     if len(set(cuts[: len(hidden)])) == 1 and _are_hidden([operators[i] for i in hidden]):
-        return [_hidden_block(operators, hidden), *(_lone_block(operators, i) for i in members[len(hidden) :])]
-    return [_lone_block(operators, i) for i in members]
+        return [_hidden_block(operators, hidden), *(_single_block(operators, i) for i in members[len(hidden) :])]
+    return [_single_block(operators, i) for i in members]
 
 
 def in_runs(operators: Sequence[Operator], blocks: Iterable[SplitBlock]) -> tuple[SplitBlock, ...]:
@@ -342,7 +342,7 @@ def _are_whole_ffn(members: Sequence[Operator]) -> bool:
     return kinds in (["down", "gate", "up"], ["down", "up"], ["down", "gate_up"])
 
 
-def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
+def _single_block(operators: Sequence[Operator], index: int) -> SplitBlock:
     operator = operators[index]
     k, n, _ = operator.shape
     inputs = operator.n_expert_used if _reads_hidden(operator) else 1

@@ -22,7 +22,7 @@ from oallama.cost.rates import NO_COPY, CopySeconds, SliceRates
 from oallama.cost.timeline import (
     NO_TASKS,
     BlockTimes,
-    DeviceStep,
+    DeviceTask,
     alone_seconds,
     cycle_seconds,
     runs_ahead,
@@ -246,7 +246,7 @@ def block_types(kernels: Kernels, operators: Sequence[Operator], block: SplitBlo
 def both_sides(
     rates: SliceRates,
     copies: CopySeconds,
-    steps: tuple[DeviceStep, ...],
+    steps: tuple[DeviceTask, ...],
     cpu_s: float,
     rows: int,
     issue_s: float = 0.0,
@@ -288,7 +288,7 @@ def hot_times(block_type: BlockType, rates: SliceRates, n_hot: int, n_tokens: in
 
     def times_of(cpu_s: float, gpu_s: float, more_s: float = 0.0) -> BlockTimes:
         late = copies._replace(join_s=copies.join_s + more_s)
-        return both_sides(rates, late, (DeviceStep(0.0, gpu_s + staged_out_s, launch_s),), cpu_s, rows)
+        return both_sides(rates, late, (DeviceTask(0.0, gpu_s + staged_out_s, launch_s),), cpu_s, rows)
 
     if rows > 1:
         divided = _divided_misses(block_type, rates, n_hot, rows, miss)
@@ -470,14 +470,14 @@ def slice_times(
         after_s = rates.device_s_per_byte if block_type.context.resident else rates.cpu_s_per_byte
         copies = copies._replace(join_s=copies.join_s + rows * block.after * after_s)
     launch_s, staged_out_s = copies.launch_s + copies.staged_in_s, copies.staged_out_s
-    steps: tuple[DeviceStep, ...] = ()
+    steps: tuple[DeviceTask, ...] = ()
     if streams:
         gpu_s = block_type.gemms.gpu_s(cg, rows) + block_type.gemms.gpu_s(cc, n_g) + staged_out_s
         gpu_s += ((cg > 0) * rows + prime * n_g) * device_sum_s
-        steps = (DeviceStep(copy_s, gpu_s, 0.0 if gg > 0 else launch_s),)
+        steps = (DeviceTask(copy_s, gpu_s, 0.0 if gg > 0 else launch_s),)
     if gg > 0:
         gpu_s = block_type.gemms.gpu_s(gg, rows) + rows * device_sum_s + (0.0 if streams else staged_out_s)
-        steps = (DeviceStep(0.0, gpu_s, launch_s), *steps)
+        steps = (DeviceTask(0.0, gpu_s, launch_s), *steps)
     cpu_s = wait_s + block_type.gemms.cpu_s(cc, rows - n_g) + (cc > 0) * (rows - n_g) * host_sum_s
     return both_sides(rates, copies, steps, cpu_s, rows, issue_s, late_s)
 
@@ -511,7 +511,7 @@ def _whole_times(block_type: BlockType, rates: SliceRates, n_tokens: int, rows: 
         min(whole_s, interpolate(block_type.context.offload, n_tokens)) if block_type.context.whole is not None else 0.0
     )
     if copy_s > 0:
-        offload = (DeviceStep(copy_s, whole_s - copy_s),)
+        offload = (DeviceTask(copy_s, whole_s - copy_s),)
         return BlockTimes(away_s, steps=offload, interference=rates.interference_at(n_tokens), offloaded=True)
     return BlockTimes(away_s, cpu_s=whole_s, interference=rates.interference_at(n_tokens))
 

@@ -34,7 +34,7 @@ DONE_S = 1e-12
 """Seconds of work below this are a rounding error."""
 
 
-class DeviceStep(NamedTuple):
+class DeviceTask(NamedTuple):
     """A step of the device: GG or CG, seconds."""
 
     copy_s: float  # of its weights; 0: they are on the device
@@ -49,7 +49,7 @@ class BlockTimes(NamedTuple):
     inter_block_s: float = 0.0  # from the end of the last block to this one's inputs
     send_s: float = 0.0  # of the thread, before CC
     cpu_s: float = 0.0  # of CC; of a block that lives on the device also the wait for its input
-    steps: tuple[DeviceStep, ...] = ()
+    steps: tuple[DeviceTask, ...] = ()
     join_s: float = 0.0
     late_s: float = 0.0  # the part of its copies that is known only once the inputs are there
     issue_s: float = 0.0  # of the thread, to request its copies

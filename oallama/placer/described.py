@@ -24,7 +24,7 @@ from oallama.planner.problem import LoadBytes, Problem
 from oallama.planner.pure_plan import (
     Memory,
     WhatIf,
-    counted_load_of,
+    estimated_device_load,
     problem_over,
     pure_problems,
     what_if,
@@ -88,7 +88,7 @@ def _beside_each(
 
     def problem_with(card: Card) -> Problem:
         profile = with_attention(with_card(placer.profile(), card, model, operators, kv=attention), "on")
-        no_alloc_load = counted_load_of(host, operators, model.n_layer, card.memory_bytes)
+        no_alloc_load = estimated_device_load(host, operators, model.n_layer, card.memory_bytes)
         return replace(on_cpu, profile=profile, no_alloc_load=no_alloc_load, vram=card.memory_bytes, gpu_weights=None)
 
     for cards in rows:

@@ -120,7 +120,7 @@ class DraftModel(Drafter):
         )  # fmt: skip
 
 
-class MtpBlock(Drafter):
+class MtpDrafter(Drafter):
     """A model's own last block (MTP), whole on the device if the plan has a layer there. If it shares the output with
     the model, the output's time is priced with the model's operators (cost/whole.py), so that plans count all its uses.
     Its memory is part of every load of the model for such a step (run/no_alloc_loads.py)."""

@@ -77,7 +77,7 @@ def open_engine(
         n_batch = placer.options.n_batch or (None if options.interactive else plan.workload.n_ubatch)
         settings = ServerSettings(
             address, 1, placer.threads, n_batch, Path(model.path).name, POOLING if embedding else None,
-            cache_mib=0, chats=chats, shown=False, goes_back=not options.once, more=server_options,
+            cache_mib=0, chats=chats, shown=False, reuses_prefix=not options.once, more=server_options,
             projector=options.mmproj, projector_on_device=options.mmproj_offload,
         )  # fmt: skip
         names = placer.tensor_names

@@ -273,7 +273,7 @@ class ModelOnDevice:
 
         return self.attention_rule.unmeasured_on_cpu(workload, known)
 
-    def keep_runs(self, plan: Plan, runs: Sequence[BlockRuns]) -> None:
+    def keep_block_times(self, plan: Plan, runs: Sequence[BlockRuns]) -> None:
         """Add measured times of a plan's blocks to the history of this model and machine, if one is kept; adopt_history
         corrects the profile from it. Raises ProfileError if the cache cannot be written, and as problem."""
         measured = self._own_profile() if runs else None

@@ -151,9 +151,9 @@ class Placer(ModelOnDevice):
 
         if draft_model is not None or mtp:
             self.check_one_device("a drafter")
-            from oallama.placer.drafter import DraftModel, MtpBlock, planned_with_drafts
+            from oallama.placer.drafter import DraftModel, MtpDrafter, planned_with_drafts
 
-            drafter = MtpBlock(self) if draft_model is None else DraftModel(self, draft_model)
+            drafter = MtpDrafter(self) if draft_model is None else DraftModel(self, draft_model)
             return planned_with_drafts(self, drafter, workload, planned)
         rules = Rules(affinity, fill, prefetch)
         chosen = policy.policy(self) if isinstance(policy, Given) else policy_named(policy, rules)
@@ -165,7 +165,7 @@ class Placer(ModelOnDevice):
             raise UsageError("without measuring, only policies cpu and fit and given placements can be planned")
         larger = larger_ubatches(workload, self.options) if n_ubatch is None else ()
         request = Request(workload, chosen, rules=rules, n_ubatches=larger)
-        if self.members and policy != "cpu":
+        if self.members and (chosen is None or chosen.uses_device):
             return plan_over_devices(self, request, planned)
         problems = self.problems  # measured before a process of loads is there
         with self.no_alloc_loads.together():

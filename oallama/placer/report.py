@@ -20,11 +20,11 @@ from oallama.planner.explain import CPU_ALONE, STOCK, baselines
 from oallama.planner.placement import Placement, placed_by_plan, plan_record
 from oallama.planner.policies.oato import oato
 from oallama.planner.policies.registry import Request, Rules
-from oallama.planner.policies.stock import cpu, stock_decision
+from oallama.planner.policies.stock import cpu, verified_stock
 from oallama.planner.policies.stock_devices import stock_over_devices
 from oallama.planner.price import price
 from oallama.planner.problem import Problem, costs_of
-from oallama.report.operators import AffinityReport, RunPlan, predicted_by
+from oallama.report.operators import AffinityReport, PlanInUse, predicted_by
 from oallama.report.plan import layer_ranges
 
 
@@ -50,10 +50,10 @@ def search_report(
     request = Request(workload, oato, phase, Rules(affinity, fill), n_ubatches=larger)
     problems = target.problems
     with target.no_alloc_loads.together():
-        decision = decide(problems.worth_planning(request), request)
-    plan = plan_record(replace(decision, policy=oato.name), target.model, target.operators, str(target.device))
-    plan, problem = replace(plan, notes=with_doubt(target, plan.notes)), target.problem(decision.flash_attn)
-    return _report(target, phase, plan, problem, decision.placement, workload, affinity)
+        verified = decide(problems.worth_planning(request), request)
+    plan = plan_record(replace(verified, policy=oato.name), target.model, target.operators, str(target.device))
+    plan, problem = replace(plan, notes=with_doubt(target, plan.notes)), target.problem(verified.flash_attn)
+    return _report(target, phase, plan, problem, verified.placement, workload, affinity)
 
 
 def plan_report(target: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase = "decode") -> AffinityReport:
@@ -114,7 +114,7 @@ def _baselines_over(target: ModelOnDevice, workload: Workload) -> tuple[Baseline
     return (
         *([] if stock_over_all is None else [Baseline(STOCK, stock_over_all.predicted)]),
         *(
-            Baseline(f"{STOCK}@{number}", stock_decision(device, workload).predicted)
+            Baseline(f"{STOCK}@{number}", verified_stock(device, workload).predicted)
             for number, device in enumerate(problem.devices)
         ),
         Baseline(CPU_ALONE, _cpu_alone(target, workload)),
@@ -152,9 +152,9 @@ def with_run(target: ModelOnDevice, report: AffinityReport, plan: Plan, measured
     stock = next((baseline.predicted for baseline in report.baselines if baseline.name == STOCK), None)
     if stock is not None and not measured and stock.total_s < predicted_by(plan).total_s:
         workload = target.workload(plan.workload.n_prompt, plan.workload.n_gen, plan.workload.n_ctx)
-        decision = stock_decision(target.problem(stock_attention(target)), workload)
-        plan = plan_record(decision, target.model, target.operators, str(target.device))
-    return replace(report, run=RunPlan(plan, measured))
+        verified = verified_stock(target.problem(stock_attention(target)), workload)
+        plan = plan_record(verified, target.model, target.operators, str(target.device))
+    return replace(report, run=PlanInUse(plan, measured))
 
 
 def _baselines(target: ModelOnDevice, workload: Workload, memory: MemoryBreakdown) -> tuple[Baseline, ...]:

@@ -18,7 +18,7 @@ from oallama.plan.plan import Plan
 from oallama.planner.placement import VerifiedPlan
 from oallama.planner.policies.registry import Request
 from oallama.planner.policies.stock import FIT, STOCK_MODES, most_promising
-from oallama.run.fit import FitStep, fit_under
+from oallama.run.fit import FitCall, fit_under
 from oallama.run.stock import Cap, StockPlacement, expected_on_device
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def fit_plan(placer: Placer, workload: Workload, measure: bool = True) -> Plan:
     return replace(record, notes=(*record.notes, fit_sentence(placement, steps)))
 
 
-def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
+def fit_sentence(placement: StockPlacement, steps: Sequence[FitCall]) -> str:
     """A sentence on --fit's choice and the number of attempts."""
     calls = f", found in {len(steps)} attempts under --gpu-weights" if len(steps) > 1 else ""
     return f"--fit chooses {placement.flags}{calls}"

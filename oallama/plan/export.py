@@ -31,7 +31,7 @@ Target = Literal["llama-server", "llama-cli", "llama-bench"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 
 LIBRARY_VARIABLE = "GGML_BACKEND_PATH"  # a library that ggml loads beside its own back ends
-BACKEND_VARIABLE = "OALLAMA_EXTRA_BACKENDS"  # further ones that our library loads, as ggml loads only one
+EXTRA_BACKENDS_VARIABLE = "OALLAMA_EXTRA_BACKENDS"  # further ones that our library loads, as ggml loads only one
 PLAN_VARIABLE = "OALLAMA_PLAN"  # the plan file (plugin_text.py)
 REPORT_VARIABLE = "OALLAMA_REPORT"  # file for the library's reports (run/plugin_report.py)
 PARAMETERS_VARIABLE = "OALLAMA_EMULATED"  # file with the emulated device's parameters
@@ -154,7 +154,7 @@ def _libraries(plugin: Plugin | None, backend: Backend | None) -> tuple[dict[str
         if ":" in backend.library:
             raise PlanError("llama.cpp's programs load one back end, and this plan needs two; drop --backend")
         return {LIBRARY_VARIABLE: backend.library}, dict(backend.settings)
-    return {LIBRARY_VARIABLE: plugin.library, BACKEND_VARIABLE: backend.library}, dict(backend.settings)
+    return {LIBRARY_VARIABLE: plugin.library, EXTRA_BACKENDS_VARIABLE: backend.library}, dict(backend.settings)
 
 
 def stock_arguments(options: StockOptions, target: Target = "llama-server") -> list[str]:

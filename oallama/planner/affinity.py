@@ -25,8 +25,8 @@ AffinityRule = Literal["default", "paper"]
 
 FillRule = Literal["continue", "full", "paper"]
 """continue (default): skip operators that do not fit or gain nothing on the device. full: then also fill the remaining
-memory with operators that gain nothing (whole.use_up). paper: place operators with or without gain, and stop at the
-first that does not fit."""
+memory with operators that gain nothing (whole.fill_remaining). paper: place operators with or without gain, and stop
+at the first that does not fit."""
 
 MOST_ROUNDS = 50
 """Most rounds of lines 6-15 without a cycle. Three of 354 searches of the corpus reach it; eight rounds give the same

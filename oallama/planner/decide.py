@@ -40,11 +40,11 @@ PROMPT_STEP = 256
 
 def plan(problems: Problems, request: Request, device: str = "") -> Plan:
     """The plan of a request. device: its name in the plan; "": as the profile has it. Raises as decide."""
-    decision = decide(problems.worth_planning(request), request)
-    problem, rule = problems.of(decision.flash_attn), problems.rule
-    record = plan_record(decision, rule.model, problem.operators, device or problem.profile.device)
+    verified = decide(problems.worth_planning(request), request)
+    problem, rule = problems.of(verified.flash_attn), problems.rule
+    record = plan_record(verified, rule.model, problem.operators, device or problem.profile.device)
     bound = None if problem.devices else physical_bound(problem, record.workload, record.memory)  # it is of one device
-    return replace(record, attention=rule.attention(decision.flash_attn), bound=bound)
+    return replace(record, attention=rule.attention(verified.flash_attn), bound=bound)
 
 
 def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
@@ -54,7 +54,7 @@ def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
     Raises UsageError if the policy cannot place the model, DoesNotFit if it needs the device and not even KV and
     compute buffers of one layer fit, in any mode.
     """
-    decisions: list[VerifiedPlan] = []
+    verified_plans: list[VerifiedPlan] = []
     refused: list[DoesNotFit] = []
     for problem in problems:
         candidates: list[PolicyPlan] = []
@@ -64,13 +64,13 @@ def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
         except DoesNotFit as error:
             refused.append(error)
             continue
-        policy, decision = min(candidates, key=_seconds)
+        policy, verified = min(candidates, key=_seconds)
         if policy.caveat:
-            decision = replace(decision, notes=(*decision.notes, policy.caveat))
-        decisions.append(policy.finish(decision, request.policy is None))
-    if not decisions:
+            verified = replace(verified, notes=(*verified.notes, policy.caveat))
+        verified_plans.append(policy.finish(verified, request.policy is None))
+    if not verified_plans:
         raise refused[0]
-    return min(decisions, key=lambda decision: decision.predicted.total_s)
+    return min(verified_plans, key=lambda verified: verified.predicted.total_s)
 
 
 PolicyPlan = tuple[Policy, VerifiedPlan]
@@ -90,7 +90,7 @@ def _tries(problem: Problem, request: Request, candidates: list[PolicyPlan]) -> 
     if policy is None and not request.quick:
         to_beat_s = min(map(_seconds, candidates))
         configurations = most_promising(problem, request, n_ubatches=n_ubatches, most=1, to_beat_s=to_beat_s)
-        candidates += [(stock, replace(strongest, policy=stock.name)) for strongest in configurations]
+        candidates += [(stock, replace(fastest_stock, policy=stock.name)) for fastest_stock in configurations]
     yield from _with_larger_ubatches(problem, replace(request, required=False), candidates)
 
 
@@ -102,24 +102,24 @@ def _with_larger_ubatches(
     device, which stream nothing."""
     n_layer, (_, first) = problem.graph.n_layer, min(candidates, key=_seconds)
     grow = [
-        (policy, decision) for policy, decision in candidates
-        if not policy.keeps_ubatch and decision.workload == request.workload
-        and decision.placement.uses_device(n_layer)
+        (policy, verified) for policy, verified in candidates
+        if not policy.keeps_ubatch and verified.workload == request.workload
+        and verified.placement.uses_device(n_layer)
     ]  # fmt: skip
     promises = [
-        (seconds_in(problem, decision, n, request.phase), n, i)
-        for n in request.n_ubatches for i, (_, decision) in enumerate(grow)
+        (seconds_in(problem, verified, n, request.phase), n, i)
+        for n in request.n_ubatches for i, (_, verified) in enumerate(grow)
     ]  # fmt: skip
     for promised_s, n_ubatch, i in sorted(promises):
         if promised_s >= min(map(_seconds, candidates)):
             return
         larger = replace(request, workload=replace(request.workload, n_ubatch=n_ubatch))
         yield grow[i][0], larger
-        policy, decision = candidates.pop()
-        if decision.workload == larger.workload and decision.placement.uses_device(n_layer):
-            gain = 1 - decision.placement.seconds / first.placement.seconds
+        policy, verified = candidates.pop()
+        if verified.workload == larger.workload and verified.placement.uses_device(n_layer):
+            gain = 1 - verified.placement.seconds / first.placement.seconds
             note = f"raised from {first.workload.n_ubatch} to {n_ubatch} tokens: predicted to take {gain:.0%} less time"
-            candidates.append((policy, replace(decision, notes=(f"micro-batch {note}", *decision.notes))))
+            candidates.append((policy, replace(verified, notes=(f"micro-batch {note}", *verified.notes))))
 
 
 def _seconds(candidate: PolicyPlan) -> float:
@@ -162,10 +162,10 @@ def larger_ubatches(workload: Workload, options: Options) -> tuple[int, ...]:
     return (*sizes, most) if most > workload.n_ubatch else ()
 
 
-def seconds_in(problem: Problem, decision: VerifiedPlan, n_ubatch: int, phase: Phase) -> float:
-    """Predicted seconds of a phase with the decision's placement unchanged and micro-batches of n_ubatch, ignoring the
+def seconds_in(problem: Problem, verified: VerifiedPlan, n_ubatch: int, phase: Phase) -> float:
+    """Predicted seconds of a phase with the plan's placement unchanged and micro-batches of n_ubatch, ignoring the
     memory that these need."""
-    placement, workload = decision.placement, replace(decision.workload, n_ubatch=n_ubatch)
+    placement, workload = verified.placement, replace(verified.workload, n_ubatch=n_ubatch)
     slices = list(placement.device_slices)
     for device, (part, part_placement) in sliced_parts(problem, placement).items():
         if part_placement.first_slices.settings.token_assignment:

@@ -27,16 +27,16 @@ class DeviceMemory:
     n_layer: int
     operators_limit: int | None = None  # --gpu-weights as bytes
     runtime: int = 0  # runtime_bytes of llama.cpp's instance of the device's back end
-    runtime_beside: int = 0  # runtime_bytes of llama.cpp's and the split back end's instances
+    runtime_with_split: int = 0  # runtime_bytes of llama.cpp's and the split back end's instances
 
     @property
     def limit(self) -> int:
         return usable(self.capacity, self.fill, self.runtime)
 
     @property
-    def beside_split(self) -> DeviceMemory:
+    def with_split_instance(self) -> DeviceMemory:
         """The same with the split back end's instance besides llama.cpp's."""
-        return replace(self, runtime=self.runtime_beside)
+        return replace(self, runtime=self.runtime_with_split)
 
     def of_layers(self, n_layer: int) -> DeviceMemory:
         """The same for a device with at most n_layer of the layers."""
@@ -52,10 +52,10 @@ class DeviceMemory:
         share = (self.n_layer - first_device_layer) / max(1, self.n_layer)
         return self.limit - self.compute - int(share * (self.kv + self.other_weights))
 
-    def expected(self, first_device_layer: int, own_bytes: int) -> int:
-        """Bytes that a placement is expected to take, with the layers from first_device_layer on and own_bytes of
+    def expected(self, first_device_layer: int, placed_bytes: int) -> int:
+        """Bytes that a placement is expected to take, with the layers from first_device_layer on and placed_bytes of
         operators and slices on the device."""
-        return self.limit - self.budget(first_device_layer) + own_bytes
+        return self.limit - self.budget(first_device_layer) + placed_bytes
 
     def operator_budget(self, first_device_layer: int) -> int:
         """Bytes left for whole operators, which need norms and KV of their layer on the device."""
@@ -97,10 +97,10 @@ class CorrectedMemory:
         """The corrected memory to propose a placement for."""
         return replace(self._first, compute=self._first.compute + self._extra)
 
-    def learn(self, first_device_layer: int, own_bytes: int, real: MemoryBreakdown) -> bool:
+    def learn(self, first_device_layer: int, placed_bytes: int, real: MemoryBreakdown) -> bool:
         """Correct the memory by the breakdown of a placement proposed with it. Returns False if another proposal would
         not use the device better."""
-        error = real.limit - real.spare - self._first.expected(first_device_layer, own_bytes)
+        error = real.limit - real.spare - self._first.expected(first_device_layer, placed_bytes)
         if real.spare < 0:
             self._fails = self._extra if self._fails is None else max(self._fails, self._extra)
             self._in_a_row += 1

@@ -343,11 +343,11 @@ def unmeasured_record(
     )
 
 
-def plan_record(decision: VerifiedPlan, model: ModelInfo, operators: Sequence[Operator], device: str) -> Plan:
-    placement = decision.placement
+def plan_record(verified: VerifiedPlan, model: ModelInfo, operators: Sequence[Operator], device: str) -> Plan:
+    placement = verified.placement
     used = device if placement.uses_device(model.n_layer) else "none"
-    record = unmeasured_record(model, operators, decision.workload, placement, decision.memory, decision.policy, used)
-    return replace(record, predicted=decision.predicted, notes=decision.notes)
+    record = unmeasured_record(model, operators, verified.workload, placement, verified.memory, verified.policy, used)
+    return replace(record, predicted=verified.predicted, notes=verified.notes)
 
 
 def with_used_experts(plan: Plan, operators: Sequence[Operator], routing: Routing | None) -> Plan:

@@ -196,7 +196,7 @@ def with_layouts(problem: Problem, workload: Workload, placement: Placement) -> 
     return replace(placement, assignments=tuple(assignments))
 
 
-def own_bytes(problem: Problem, placement: Placement) -> int:
+def placed_bytes(problem: Problem, placement: Placement) -> int:
     """Bytes on the device of operators, slices with their staging, and the expert cache."""
     return (
         whole_bytes(problem.operators, placement.on_device)
@@ -205,7 +205,7 @@ def own_bytes(problem: Problem, placement: Placement) -> int:
     )
 
 
-def measured(problem: Problem, workload: Workload, placement: Placement) -> MemoryBreakdown:
+def memory_of(problem: Problem, workload: Workload, placement: Placement) -> MemoryBreakdown:
     """The memory breakdown of a placement: llama.cpp's part by a no_alloc load, in which split operators are on the
     host, plus the split back end's slices. `spare` may be negative."""
     load = problem.no_alloc_load(workload, placement)
@@ -259,7 +259,7 @@ def memory_before(problem: Problem, workload: Workload, load: LoadBytes) -> Devi
         n_layer=problem.graph.n_layer,
         operators_limit=operators_limit(problem),
         runtime=problem.runtime_bytes(workload),
-        runtime_beside=problem.runtime_bytes(workload, 2),
+        runtime_with_split=problem.runtime_bytes(workload, 2),
     )
 
 

@@ -26,7 +26,7 @@ from oallama.planner.decide import decide
 from oallama.planner.placement import Placement, VerifiedPlan, whole_bytes
 from oallama.planner.policies.ranges import on_each, ranges
 from oallama.planner.policies.registry import Policy, Request
-from oallama.planner.policies.stock import strongest
+from oallama.planner.policies.stock import fastest_stock
 from oallama.planner.policies.stock_devices import stock_over_devices
 from oallama.planner.problem import LoadBytes, NoAllocLoad, Problem
 from oallama.planner.verify import on_cpu
@@ -60,7 +60,9 @@ class WhatIf:
         return self.stock.predicted.total_s / self.best.predicted.total_s
 
 
-def counted_load_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int, memory_bytes: int) -> NoAllocLoad:
+def estimated_device_load(
+    host: LoadBytes, operators: Sequence[Operator], n_layer: int, memory_bytes: int
+) -> NoAllocLoad:
     """The estimated no_alloc load on a described card with memory_bytes of free memory. Norms and biases count as 0
     bytes there."""
 
@@ -80,7 +82,7 @@ def counted_load_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int
 
 def problem_over(devices: Sequence[Problem], host: LoadBytes) -> Problem:
     """The problem over several cards with estimated no_alloc loads, from a problem for each card. host: as in
-    counted_load_of."""
+    estimated_device_load."""
     first = devices[0]
 
     def no_alloc_load(workload: Workload, placement: Placement) -> LoadBytes:
@@ -99,9 +101,9 @@ def problem_over(devices: Sequence[Problem], host: LoadBytes) -> Problem:
 
 def what_if(problem: Problem, card: Card, workload: Workload, policy: Policy | None = None) -> WhatIf:
     """The plans of stock llama.cpp and of oallama for a card. problem: with the card's described profile, and
-    counted_load_of. policy: the policy to compare with stock's fastest options (on the CPU if it does not fit); None:
-    the faster of auto's and stock's."""
-    stock = best = strongest(problem, Request(workload, quick=True, required=False))
+    estimated_device_load. policy: the policy to compare with stock's fastest options (on the CPU if it does not fit);
+    None: the faster of auto's and stock's."""
+    stock = best = fastest_stock(problem, Request(workload, quick=True, required=False))
     if policy is not None or not all(stock.placement.on_device):
         try:
             best = decide([problem], Request(workload, policy, quick=True))
@@ -129,8 +131,8 @@ def what_if_over(problem: Problem, cards: tuple[Card, ...], workload: Workload) 
     return WhatIf(cards, stock, best, stock_cards, best_cards)
 
 
-def total_s(decision: VerifiedPlan) -> float:
-    return decision.predicted.total_s
+def total_s(verified: VerifiedPlan) -> float:
+    return verified.predicted.total_s
 
 
 COMPUTE_BYTES_PER_TOKEN = 512 * KIB
@@ -140,7 +142,7 @@ COMPUTE_BYTES_PER_TOKEN = 512 * KIB
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Memory of a described machine. device_bytes: free on the device. host_copies_limit: host memory for second copies
-    of weights. on_host: the load of a workload on the CPU alone; None: estimated from the header (counted_load)."""
+    of weights. on_host: the load of a workload on the CPU alone; None: estimated from the header (estimated_load)."""
 
     device_bytes: int
     host_copies_limit: int
@@ -167,13 +169,15 @@ def pure_problem(
     attention = AttentionRule(header.model, options).attention(flash_attn)
 
     def no_alloc_load(workload: Workload, placement: Placement) -> LoadBytes:
-        host = memory.on_host(workload, attention) if memory.on_host else counted_load(header, workload, attention)
-        return counted_load_of(host, header.operators, header.model.n_layer, memory.device_bytes)(workload, placement)
+        host = memory.on_host(workload, attention) if memory.on_host else estimated_load(header, workload, attention)
+        return estimated_device_load(host, header.operators, header.model.n_layer, memory.device_bytes)(
+            workload, placement
+        )
 
     return problem_of(header, options, profile, flash_attn, no_alloc_load, memory.host_copies_limit, routing)
 
 
-def counted_load(header: ModelHeader, workload: Workload, attention: Attention) -> LoadBytes:
+def estimated_load(header: ModelHeader, workload: Workload, attention: Attention) -> LoadBytes:
     """Estimated bytes of a load on the CPU alone: operators, a KV cache of full attention in every layer, and compute
     buffers in proportion to the micro-batch, without flash attention also for the scores."""
     model = header.model

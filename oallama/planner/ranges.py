@@ -80,7 +80,7 @@ class Ranges:
         return least_s, tuple(layers)
 
 
-class RangePart(NamedTuple):
+class DevicePart(NamedTuple):
     """Layers [begin, end) on a device, with their placement (planner/parts.py)."""
 
     device: int
@@ -140,7 +140,7 @@ class WholeRanges:
         total = ranges_seconds(self._devices, device_layers, on_device, first)
         return Placement(whole_assignments(on_device), first, total, 1, device_layers=device_layers)
 
-    def joined(self, parts: Sequence[RangePart], border: int) -> Placement:
+    def joined(self, parts: Sequence[DevicePart], border: int) -> Placement:
         """The placement of some devices' parts, which end at `border`, with the best of the layers from there on on the
         devices behind them, and the seconds of all; infinite where these do not fit."""
         seconds, later_layers = self._ranges.layers_from(parts[-1].device, border)

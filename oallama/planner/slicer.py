@@ -117,7 +117,7 @@ class Slicer:
         """pricing: of the problem's device; problems of one device may share it. streams: whether weights may be
         streamed; hot: whether the device may have the most used experts of a layer."""
         self._problem, self.workload, self._streams, self._hot = problem, workload, streams, hot
-        self._follows = streams and hot and may_follow(problem)
+        self._follows = streams and hot and experts_may_follow(problem)
         known_uses = {} if problem.routing is None else expert_use(problem.routing)
         routed = {o.layer: o.mul_mat for o in problem.operators if o.layer is not None and o.routed}
         self._uses = {
@@ -128,7 +128,7 @@ class Slicer:
         self.pricing = pricing
         self.contexts = BlockContexts(problem, workload)
 
-    def varied(self, workload: Workload, n_slots: int) -> Slicer:
+    def with_workload_and_slots(self, workload: Workload, n_slots: int) -> Slicer:
         """A slicer for another workload and a ring of n_slots slots, which shares the cached tasks of sliced blocks."""
         variant = copy(self)
         variant.pricing = self.pricing.with_slots(n_slots)
@@ -185,11 +185,11 @@ class Slicer:
                     budget_limited |= slicing.budget_limited if slicing is not None else not mode.with_n_g
                     if slicing is not None and slicing.total_s(workload) < set_best.total_s(workload):
                         set_best, set_mode = slicing, mode
-            set_best = self._exact(set_best)
-            while (narrower := self._narrower(set_best, kind_of)) is not None:  # a smaller ring leaves room for GG
+            set_best = self._with_timeline(set_best)
+            while (narrower := self._shrink_slot(set_best, kind_of)) is not None:  # leaves more for GG
                 most_cg[narrower[0]] = narrower[1]
                 slicing = self._solved(blocks, set_mode, options, most_cg, kind_of, budget, weights_budget)
-                slicing = slicing and self._exact(slicing)
+                slicing = slicing and self._with_timeline(slicing)
                 if slicing is None or slicing.total_s(workload) >= set_best.total_s(workload):
                     break
                 set_best = slicing
@@ -197,7 +197,7 @@ class Slicer:
                 best = replace(set_best, budget_limited=budget_limited)
         return best
 
-    def _narrower(self, slicing: Slicing, kind_of: Sequence[int]) -> tuple[int, int] | None:
+    def _shrink_slot(self, slicing: Slicing, kind_of: Sequence[int]) -> tuple[int, int] | None:
         """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot shrinks to the next
         largest). None: no slot can shrink. kind_of: the kind of each block."""
         n_g = most_n_g(slicing.token_assignment, self.workload.largest_batch)
@@ -378,7 +378,7 @@ class Slicer:
     ) -> Slicing:
         """The slicing of given cuts, with the times of their timeline."""
         seconds = self._phases(count_blocks(cut_blocks), table)
-        return self._exact(Slicing(tuple(blocks), tuple(cut_blocks), table, twice, staging, *seconds))
+        return self._with_timeline(Slicing(tuple(blocks), tuple(cut_blocks), table, twice, staging, *seconds))
 
     def _phases(self, counted: Counted, table: TokenTable) -> tuple[float, float]:
         """(seconds of the prompt, of a token) as a sum of steady-state seconds per block."""
@@ -390,7 +390,7 @@ class Slicer:
         n_g = n_g_at(table, step.n_tokens)
         return prefill_s, step.count * counted_seconds(counted, self.pricing, step.n_tokens, n_g, step.n_outputs)
 
-    def _exact(self, slicing: Slicing) -> Slicing:
+    def _with_timeline(self, slicing: Slicing) -> Slicing:
         """The slicing with the times of its timeline, in which blocks of different kinds alternate."""
         if not slicing.streams:
             return slicing  # no copy runs ahead of its block, so the sums are exact
@@ -447,7 +447,7 @@ class Slicer:
         )
 
 
-def may_follow(problem: Problem) -> bool:
+def experts_may_follow(problem: Problem) -> bool:
     """Whether hot experts can follow the conversation: pinned memory is copied while the device computes, and layers
     have enough experts (FEWEST_EXPERTS) that some are used more for a time."""
     profile = problem.profile

@@ -10,7 +10,7 @@ from oallama.core.units import format_bytes
 from oallama.planner.memory import memory_breakdown
 from oallama.planner.placement import Placement, VerifiedPlan
 from oallama.planner.price import price
-from oallama.planner.problem import Problem, cpu_alone, measured, with_layouts
+from oallama.planner.problem import Problem, cpu_alone, memory_of, with_layouts
 
 
 def verify(
@@ -23,7 +23,7 @@ def verify(
     """The verified plan of a placement. Its `spare` memory may be negative. notes: what was lowered before the
     search."""
     placement = with_layouts(problem, workload, with_draft_block(problem, workload, placement))
-    memory = measured(problem, workload, placement)
+    memory = memory_of(problem, workload, placement)
     predicted = price(problem, workload, placement)
     notes = (*notes, *placement.notes, *_streaming_notes(problem, placement))
     return VerifiedPlan(policy, workload, placement, memory, predicted, notes, problem.flash_attn)
@@ -53,10 +53,10 @@ def nothing_placed(
     problem: Problem, policy: str, workload: Workload, phase: Phase, capacity: int, reason: str
 ) -> VerifiedPlan:
     """The verified plan with everything on the CPU, with a note that says why, and the device's memory breakdown."""
-    decision = on_cpu(problem, workload, phase)
-    empty = memory_breakdown(capacity, problem.vram_fill, 0, decision.memory.weights_host, 0, 0)
+    verified = on_cpu(problem, workload, phase)
+    empty = memory_breakdown(capacity, problem.vram_fill, 0, verified.memory.weights_host, 0, 0)
     note = f"nothing is placed on {problem.profile.device}: {reason}"
-    return replace(decision, policy=policy, memory=empty, notes=(note,))
+    return replace(verified, policy=policy, memory=empty, notes=(note,))
 
 
 def _streaming_notes(problem: Problem, placement: Placement) -> tuple[str, ...]:

@@ -70,7 +70,9 @@ def search(
     return fastest or cpu(costs)
 
 
-def use_up(costs: Costs, budget: OperatorBudget, placement: Placement, affinity_rule: AffinityRule) -> Placement:
+def fill_remaining(
+    costs: Costs, budget: OperatorBudget, placement: Placement, affinity_rule: AffinityRule
+) -> Placement:
     """Add operators that still fit the device, by falling affinity, whether they gain or not (FillRule "full")."""
     first = placement.first_device_layer
     if first > costs.graph.n_layer:

@@ -116,7 +116,7 @@ def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None
     prompts in the plain layout, in which a host with a card computes.
 
     Measured once for a CPU, a build of ggml and a number of threads. Rates measured beside other programs are measured
-    again once these end, unless settle_rates was called. say: called with a note on either. Raises BridgeError,
+    again once these end, unless keep_rates was called. say: called with a note on either. Raises BridgeError,
     ProfileError, UsageError as busy_percent does.
     """
     cpu, path = _rates_file(n_threads)
@@ -140,7 +140,7 @@ def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None
     return Host(cpu, rates.bytes_per_s, rates.flops_per_s, "measured here")
 
 
-def settle_rates(n_threads: int) -> None:
+def keep_rates(n_threads: int) -> None:
     """Keep the rates of this_host permanently, as results were measured with a device that is scaled by them, and would
     not be found with another scale."""
     _, path = _rates_file(n_threads)

@@ -7,7 +7,6 @@ from oallama.report import layout, page
 from oallama.report.operators import (
     AffinityReport,
     affinity_text,
-    as_run,
     compared_table,
     convergence_text,
     devices_table,
@@ -20,6 +19,7 @@ from oallama.report.operators import (
     saved_text,
     streaming_sentences,
     times_by_device,
+    with_plan_in_use,
     zero_text,
 )
 from oallama.report.slices import weights_on_device
@@ -29,7 +29,7 @@ from oallama.report.text import model_title, policy_on, printable, ranges_text
 def affinity_html(report: AffinityReport) -> str:
     """The page, with the places of the plan that `oallama run` uses. Deterministic: the same report gives the same
     bytes."""
-    asked, report = report, as_run(report)
+    asked, report = report, with_plan_in_use(report)
     memory, places = report.plan.memory, report.places
     headings = layout.OPERATOR_HEADINGS
     slices = report.plan.n_on("split") > 0

@@ -41,7 +41,7 @@ from oallama.report.text import (
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlan:
+class PlanInUse:
     """The plan that `oallama run` uses. measured: whether it won against stock llama.cpp here, or is only predicted
     to."""
 
@@ -63,7 +63,7 @@ class AffinityReport:
     baselines: tuple[Baseline, ...] = ()
     measured: MeasuredOn | None = None
     of_plan: bool = False  # the plan was asked for; else it is that of OATO's search for the phase
-    run: RunPlan | None = None  # None: not asked for
+    run: PlanInUse | None = None  # None: not asked for
     devices: tuple[DeviceTimes, ...] = ()  # of several; (): there is one
 
     @property
@@ -99,7 +99,7 @@ def legend() -> str:
     )
 
 
-def as_run(report: AffinityReport) -> AffinityReport:
+def with_plan_in_use(report: AffinityReport) -> AffinityReport:
     """The report with the plan that `oallama run` uses, and the same ranking."""
     run = report.run
     if run is None:
@@ -175,7 +175,7 @@ def zero_text(rows: Sequence[Affinity]) -> str:
 def affinity_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
     """Operators in rank order; many operators are folded by role and backend unless `every_row`, and a second table
     lists them."""
-    run_report, ranked = as_run(report), ranked_places(report)
+    run_report, ranked = with_plan_in_use(report), ranked_places(report)
     place_of = run_report.places
     places = ("run", "oato") if ranked else ("on",)
     place_headings, times = " |".join(places), " |".join(f">{name}" for name in (*TIMES, "saved", "affinity"))
@@ -351,7 +351,7 @@ def times_by_device(report: AffinityReport) -> Table:
 def report_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
     """The whole report: ranked operators, the memory breakdown if there is a device, and the comparison with baselines,
     with notes below it."""
-    run_report = as_run(report)
+    run_report = with_plan_in_use(report)
     sentences = (
         legend(),
         zero_text(report.operators),

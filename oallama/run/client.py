@@ -16,7 +16,7 @@ from oallama.run.address import Address
 MEANWHILE_S = 0.05
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """llama-server refused a request. kind: llama-server's error type; status: HTTP status."""
 
     def __init__(self, status: int, document: Any) -> None:
@@ -27,7 +27,7 @@ class Refused(Exception):
         super().__init__(str(self.details.get("message", error or f"HTTP status {status}")))
 
 
-class Gone(Exception):
+class ServerGone(Exception):
     """llama-server no longer answers."""
 
 
@@ -40,12 +40,12 @@ class Client:
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, meanwhile: Callable[[], None] | None = None) -> Any:
         """The document at a path, or the answer to a document. meanwhile: called until the answer begins, and may
-        raise. Raises Refused, Gone."""
+        raise. Raises RequestRefused, ServerGone."""
         with self._asked(path, body, meanwhile) as answer:
             return json.loads(answer.read())
 
     def events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the documents of a streamed answer. Raises Refused, Gone."""
+        """Yield the documents of a streamed answer. Raises RequestRefused, ServerGone."""
         with self._asked(path, body) as answer:
             while line := answer.readline():
                 kind, _, data = line.strip().partition(b": ")
@@ -53,14 +53,14 @@ class Client:
                     continue
                 document = json.loads(data)
                 if kind == b"error" or "error" in document:
-                    raise Refused(200, document if "error" in document else {"error": document})
+                    raise RequestRefused(200, document if "error" in document else {"error": document})
                 yield document
 
     @contextmanager
     def _asked(
         self, path: str, body: Mapping[str, Any] | None, meanwhile: Callable[[], None] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        """Yield an answer to read inside the block. Raises Refused, Gone."""
+        """Yield an answer to read inside the block. Raises RequestRefused, ServerGone."""
         headers = {"Content-Type": "application/json"}
         if self._address.api_key is not None:
             headers["Authorization"] = f"Bearer {self._address.api_key}"
@@ -73,10 +73,12 @@ class Client:
             answer = connection.getresponse()
             if answer.status != 200:
                 text = answer.read().decode(errors="replace")
-                raise Refused(answer.status, json.loads(text) if text.startswith("{") else {"error": text.strip()})
+                raise RequestRefused(
+                    answer.status, json.loads(text) if text.startswith("{") else {"error": text.strip()}
+                )
             yield answer
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Gone(str(error)) from None
+            raise ServerGone(str(error)) from None
         finally:
             connection.close()
 

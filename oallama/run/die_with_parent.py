@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 
-def with_us(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+def ending_with_parent(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Command and environment that start a program so that it ends with this thread."""
     from ggml_bridge.child import PARENT_VARIABLE, python_module
 

@@ -31,7 +31,7 @@ from oallama.plan.plan import Plan
 from oallama.profile.acceptance import Acceptance, acceptance_in
 from oallama.run.address import Address, reserved_address
 from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END, Generation, Stream, checked_stops, generation_of
-from oallama.run.client import Client, Gone, Refused
+from oallama.run.client import Client, RequestRefused, ServerGone
 from oallama.run.held import EngineMemory, LoadNeeds, compare_memory
 from oallama.run.load_checks import release
 from oallama.run.plugin_report import PluginReport, ask_report, runs_of
@@ -346,7 +346,7 @@ class Engine:
             except ModelFileError:
                 self.close()
                 raise
-            except Refused as error:
+            except RequestRefused as error:
                 if "template" not in str(error):  # it is of the messages
                     raise
                 fault = _reason(str(error))
@@ -362,9 +362,9 @@ class Engine:
         self._check_open()
         try:
             yield
-        except Refused as error:
+        except RequestRefused as error:
             raise self._refused(error) from None
-        except Gone as error:
+        except ServerGone as error:
             raise self._gone(error) from None
 
     def _whole(self, path: str, body: Mapping[str, Any]) -> Generation:
@@ -411,16 +411,16 @@ class Engine:
                     if piece and body["n_predict"]:
                         text.append(piece)
                         yield piece
-            except Refused as error:
+            except RequestRefused as error:
                 if UNREAD not in str(error) or "timings" not in last:
                     raise
                 last["stop_type"] = "limit" if last["timings"]["predicted_n"] == body["n_predict"] else "none"
             elapsed_s = time.perf_counter() - start_s
             if "stop_type" not in last:
-                raise Gone("the answer is incomplete")
+                raise ServerGone("the answer is incomplete")
         return _cut(generation_of(last, "".join(text), tokens, elapsed_s, "".join(thought)), body)
 
-    def _refused(self, error: Refused) -> Exception:
+    def _refused(self, error: RequestRefused) -> Exception:
         if error.kind == "exceed_context_size_error":
             n, n_ctx = error.details.get("n_prompt_tokens"), error.details.get("n_ctx")
             return UsageError(f"the prompt has {n} tokens but the context holds {n_ctx}; shorten it or raise -c")
@@ -431,7 +431,7 @@ class Engine:
             return UsageError(f"llama-server refuses the request: {sentence}")
         return DeviceError(f"llama-server could not compute: {sentence}")
 
-    def _gone(self, error: Gone) -> Exception:
+    def _gone(self, error: ServerGone) -> Exception:
         if self._is_closed:
             return UsageError(CLOSED)
         if wait_until(lambda: self._process.has_ended, 1.0):

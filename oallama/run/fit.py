@@ -45,7 +45,7 @@ Fit = Callable[[int], StockPlacement]
 
 
 @dataclass(frozen=True, slots=True)
-class FitStep:
+class FitCall:
     """One call of --fit: its memory and its result."""
 
     offered_bytes: int
@@ -56,7 +56,7 @@ class FitStep:
 
 def fit_under(
     cap: Cap, operators: Sequence[Operator], settings: LoadSettings
-) -> tuple[StockPlacement, tuple[FitStep, ...]]:
+) -> tuple[StockPlacement, tuple[FitCall, ...]]:
     """Return --fit's placement under the cap, and every call that it took.
 
     Raises ModelFileError, DeviceError if llama.cpp fails on the file or the device, BridgeError if this
@@ -69,21 +69,21 @@ def fit_under(
     request = {"settings": asdict(settings), "cap": asdict(cap), "operators": [asdict(o) for o in operators]}
     answer = ask_child("oallama.run.fit", request, TIMEOUT_S, failed)
     placement = from_json(StockPlacement, answer["placement"], "the placement")
-    return placement, tuple(FitStep(**step) for step in answer["steps"])
+    return placement, tuple(FitCall(**step) for step in answer["steps"])
 
 
 def shrink_until_fits(
     fit: Fit, cap: Cap, free: int, operators: Sequence[Operator], n_layer: int
-) -> tuple[StockPlacement, tuple[FitStep, ...]]:
+) -> tuple[StockPlacement, tuple[FitCall, ...]]:
     """Call `fit` with the cap; if the operators' weights exceed their own cap, search a smaller memory: from the cap on
     weights, doubled until it is too much, then by bisection, down to a third of the smallest layer, as --fit places
     whole layers."""
-    steps: list[FitStep] = []
+    steps: list[FitCall] = []
 
     def call(offered: int) -> tuple[StockPlacement, int]:
         placement = fit(offered)
         used = operator_bytes_on_device(operators, n_layer, placement)
-        steps.append(FitStep(offered, placement.n_gpu_layers, len(placement.overrides), used))
+        steps.append(FitCall(offered, placement.n_gpu_layers, len(placement.overrides), used))
         return placement, used
 
     offered = free if cap.device_bytes is None else min(cap.device_bytes, free)

@@ -22,11 +22,11 @@ REPORT_FILES = "report-%p.json"
 
 POLL_S = 0.002  # between looks at a file that is about to be written
 
-Counted = TypeVar("Counted", MeasuredBlockTimes, "ExpertUses")
+Counted = TypeVar("Counted", MeasuredBlockTimes, "TensorExpertCounts")
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertUses:
+class TensorExpertCounts:
     """Expert uses of a tensor, in batches of one token or of several: by expert; by rank, the expert with the highest
     recent (decayed) count first; and by reuse distance in tokens."""
 
@@ -56,7 +56,7 @@ class PluginReport:
     stats: SplitStats
     single: SplitStats
     blocks: tuple[MeasuredBlockTimes, ...]
-    experts: tuple[ExpertUses, ...]
+    experts: tuple[TensorExpertCounts, ...]
     emulated: EmulatedStats | None
 
     def expert_counts(self, operators: Sequence[Operator], n_expert: int) -> ExpertCounts:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ggml_bridge.errors import signal_name
 from ggml_bridge.threads import Thread
 from oallama.device.interrupt import held_interrupt
-from oallama.run.die_with_parent import with_us
+from oallama.run.die_with_parent import ending_with_parent
 
 TAIL_LINES = 200
 OF_REQUESTS = ("send_error", "process_sing")  # functions of llama-server that log that one is refused
@@ -103,7 +103,7 @@ class ServerProcess:
     def _run(self, launch: Launch, started: Future[subprocess.Popen[bytes]]) -> None:
         """Start the program and keep its last lines, each cut to LINE_BYTES."""
         try:
-            command, environment = with_us(launch.command, launch.environment)
+            command, environment = ending_with_parent(launch.command, launch.environment)
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

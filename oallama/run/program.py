@@ -17,7 +17,7 @@ from oallama.core.types import Operator
 from oallama.core.units import MIB
 from oallama.device.spec import parse_device
 from oallama.plan.export import (
-    BACKEND_VARIABLE,
+    EXTRA_BACKENDS_VARIABLE,
     LIBRARY_VARIABLE,
     PARAMETERS_VARIABLE,
     PLAN_VARIABLE,
@@ -56,7 +56,7 @@ class ServerSettings:
     pooling: of embeddings; None: no embeddings. cache_mib: host memory for earlier prompts; -1: no limit; None:
     llama-server's default. n_batch: logical batch in tokens; None: the micro-batch, on the CPU alone PATIENT_BATCH at
     most. projector: path of a vision projector; projector_on_device: where it runs. chats: whether to use the model's
-    chat template (untrusted code). shown: whether people open it in a browser. goes_back: whether later prompts may
+    chat template (untrusted code). shown: whether people open it in a browser. reuses_prefix: whether later prompts may
     share a prefix with earlier ones. more: further options, from checked_options."""
 
     address: Address
@@ -70,7 +70,7 @@ class ServerSettings:
     projector_on_device: bool = False
     chats: bool = True
     shown: bool = True
-    goes_back: bool = True
+    reuses_prefix: bool = True
     more: tuple[str, ...] = ()
 
 
@@ -150,7 +150,7 @@ def _arguments(settings: ServerSettings, n_ubatch: int, on_cpu: bool) -> list[st
     if not settings.shown:
         arguments += ["--no-warmup", "--no-ui"]
     if (
-        not settings.goes_back
+        not settings.reuses_prefix
     ):  # else the last tokens of a prompt are computed apart, where attention slides or a state recurs
         arguments += ["--ctx-checkpoints", "0"]
     if settings.cache_mib is not None:
@@ -182,8 +182,8 @@ def prompt_cache_mib(left: int) -> int:
 
 
 DROPPED_VARIABLES = (
-    LIBRARY_VARIABLE, BACKEND_VARIABLE, PARAMETERS_VARIABLE, PLAN_VARIABLE, REPORT_VARIABLE, "MTMD_BACKEND_DEVICE",
-    "AIP_MODE", KEY_VARIABLE, "OALLAMA_API_KEY",
+    LIBRARY_VARIABLE, EXTRA_BACKENDS_VARIABLE, PARAMETERS_VARIABLE, PLAN_VARIABLE, REPORT_VARIABLE,
+    "MTMD_BACKEND_DEVICE", "AIP_MODE", KEY_VARIABLE, "OALLAMA_API_KEY",
 )  # fmt: skip
 """Variables that would change the placement, the address or the key, as those of llama-server's options would."""
 

@@ -24,7 +24,7 @@ from oallama.core.types import Workload
 from oallama.placer.stock import stock_plan
 from oallama.placer.tuned import Tuned, result_key, tuned_plan
 from oallama.planner.policies.stock import FIT, STOCK
-from oallama.profile.emulate import settle_rates
+from oallama.profile.emulate import keep_rates
 from oallama.profile.store import measuring_lock
 from oallama.run.stock import StockPlacement
 from oallama.tune.candidates import Candidates, placement_of, with_stock_drafts
@@ -75,7 +75,7 @@ def tune(
     Raises DoesNotFit if --fit does not fit, the errors of planning and measuring, and KeyboardInterrupt, which keeps
     every complete pair.
     """
-    placer = in_settled_order(placer, progress)
+    placer = by_measured_speed(placer, progress)
     wanted = tuple(classes) if classes is not None else (class_of(workload),)
     wanted = tuple(dict.fromkeys(_measurable(placer, workload_class) for workload_class in wanted))
     tuner = _Tuner(placer, workload, progress, measure, clock)
@@ -100,11 +100,11 @@ def tune(
             tuner.measure(wanted, given_s)
         finally:
             if placer.device.is_emulated:
-                settle_rates(placer.threads)
+                keep_rates(placer.threads)
     return tuner.outcome(False, wanted)
 
 
-def in_settled_order(placer: Placer, progress: ProgressCallback = quiet) -> Placer:
+def by_measured_speed(placer: Placer, progress: ProgressCallback = quiet) -> Placer:
     """The placer with its devices ordered by measured speed, as in later runs; the same placer if the user named the
     devices."""
     if not (placer.members and placer.chose_devices) or placer.known_profile is not None:

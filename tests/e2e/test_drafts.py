@@ -23,7 +23,7 @@ from oallama.cli.speculation import StepOptions
 from oallama.core.errors import DraftDoesNotFit, UsageError
 from oallama.core.types import NGRAM, DecodeStep, Draft, Operator, Workload
 from oallama.placer import Placer
-from oallama.placer.drafter import DraftModel, MtpBlock, placer_beside, planned_with_drafts
+from oallama.placer.drafter import DraftModel, MtpDrafter, placer_beside, planned_with_drafts
 from oallama.plan.plan import Plan
 from oallama.planner.verify import with_draft_block
 from oallama.profile.acceptance import read_acceptance
@@ -85,7 +85,7 @@ def test_a_models_own_block_is_on_the_device_first(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "mtp.gguf", "qwen35", n_layer=3, n_vocab=512, n_ctx=512)
     case = forced(path, "emulated:rtx3060-12", ffn(0.5))
     placer, plain = case.placer, case.plan.workload
-    drafter, accepted = MtpBlock(placer), (0.9, 0.8)
+    drafter, accepted = MtpDrafter(placer), (0.9, 0.8)
     drafter.placer._profile = beside_fast_card(drafter.placer, 1e9)
     on_device, on_cpu = (drafter.step(plain, accepted, placer.attention, x) for x in (True, False))
     assert (
@@ -116,7 +116,7 @@ def test_make_model_writes_a_model_with_such_a_block_that_llama_cpp_runs(tmp_pat
     with placer.llama(placer.plan("cpu", 3, 3, measure=False), logits_all=True) as llama:
         llama.eval([1, 2, 3])
         assert np.isfinite(llama.scores[2]).all()
-    block = MtpBlock(placer).placer
+    block = MtpDrafter(placer).placer
     assert block.model.n_layer == 1 and {operator.layer for operator in block.operators} == {0, None}
 
 

@@ -46,7 +46,7 @@ def test_what_blocks_take_is_kept_and_the_profile_follows_it(placer: Placer, two
     assert of_last == {1: (N_GEN + 1, N_GEN + 1)}, "a prompt's last layer computes its last token alone"
     assert all(min(one.cpu_s, one.other_s) > 0 for one in runs)
 
-    placer.keep_runs(plan, runs)
+    placer.keep_block_times(plan, runs)
     history = read_history(placer.model.fingerprint, placer.machine_key, timings_of(placer.profile()))
     single = next(one for one in history.seen if one.batch == 1)
     assert isinstance(single, SeenPasses) and single.n_passes == N_GEN
@@ -58,7 +58,7 @@ def test_what_blocks_take_is_kept_and_the_profile_follows_it(placer: Placer, two
     before = placer.profile()
     slow_s = 4 * single.predicted_cpu_s
     for _ in range(9):  # a machine that has become four times as slow
-        placer.keep_runs(plan, [BlockRuns(first, 1, 1024, 1024, 1024 * slow_s, 0.0, 0.0)])
+        placer.keep_block_times(plan, [BlockRuns(first, 1, 1024, 1024, 1024 * slow_s, 0.0, 0.0)])
     assert "CPU 4" in placer.adopt_history()
     after = placer.profile()
     ratios = {
@@ -73,5 +73,5 @@ def test_what_blocks_take_is_kept_and_the_profile_follows_it(placer: Placer, two
 
 def test_a_profile_that_is_given_is_not_corrected(placer: Placer, worker_profile: Profile, two_layers: Path) -> None:
     given = Placer.of_file(str(two_layers), placer.options, worker_profile)
-    given.keep_runs(forced(two_layers, WORKER, ffn(0.5)).plan, [])
+    given.keep_block_times(forced(two_layers, WORKER, ffn(0.5)).plan, [])
     assert given.adopt_history() == "" and given.profile() is worker_profile

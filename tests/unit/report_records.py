@@ -9,7 +9,7 @@ from worlds import placed, some_plan
 from oallama.core.affinity_report import Affinity, Baseline, MeasuredOn
 from oallama.core.types import MemoryBreakdown, ModelInfo, Predicted, StreamSettings, Workload
 from oallama.core.units import GIB, MIB
-from oallama.report.operators import AffinityReport, RunPlan
+from oallama.report.operators import AffinityReport, PlanInUse
 
 BITS = {"Q4_K": 4.5, "Q6_K": 6.5625, "F16": 16.0, "F32": 32.0}
 
@@ -96,7 +96,7 @@ def with_run(of: AffinityReport, measured: bool = False, seconds: float = 0.5) -
         places, policy="scheinfer", predicted=predicted, memory=of.plan.memory, token_assignment=((512, 400),),
         streaming=StreamSettings(2, "ahead"), notes=("told",),
     )  # fmt: skip
-    return replace(of, run=RunPlan(plan, measured))
+    return replace(of, run=PlanInUse(plan, measured))
 
 
 def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport:

@@ -13,7 +13,7 @@ from oallama.cli.chat.loop import HOW_TO_LEAVE, converse
 from oallama.cli.chat.session import ChatSession
 from oallama.cli.chat.settings import MEANINGS, ChatSettings
 from oallama.cli.chat.terminal import Commands
-from oallama.cli.placement_options import keep_runs
+from oallama.cli.placement_options import keep_block_times
 from oallama.core.errors import DeviceError, UsageError
 from oallama.core.types import Predicted
 from oallama.run.answer import Generation, Stream
@@ -316,15 +316,17 @@ def test_what_runs_took_is_kept_unless_a_pipe_waits(capsys, monkeypatch):
         raise DeviceError("no room")
 
     engine, kept = SimpleNamespace(plan="plan", runs=lambda: ["run"], drafts=lambda: "drafts"), []
-    placer = SimpleNamespace(keep_runs=lambda *seen: kept.append(seen), keep_drafts=lambda *seen: kept.append(seen))
+    placer = SimpleNamespace(
+        keep_block_times=lambda *seen: kept.append(seen), keep_drafts=lambda *seen: kept.append(seen)
+    )
     placer.on_devices_of = lambda plan: placer
-    keep_runs(placer, engine)
+    keep_block_times(placer, engine)
     assert kept == []
-    monkeypatch.setattr("oallama.cli.placement_options.somebody_watches", lambda: True)
-    keep_runs(placer, engine)
+    monkeypatch.setattr("oallama.cli.placement_options.is_interactive", lambda: True)
+    keep_block_times(placer, engine)
     assert kept == [("plan", ["run"]), ("plan", "drafts")]
-    placer.keep_runs = full
-    keep_runs(placer, engine)
+    placer.keep_block_times = full
+    keep_block_times(placer, engine)
     assert "this run's times were not saved: no room" in capsys.readouterr().err
 
 

@@ -281,7 +281,7 @@ def test_help_loads_nothing_that_searches_or_computes():
 
 def test_stdout_is_for_results_even_if_native_code_prints():
     done = ran(sys.executable, "-c", "\n".join([
-        "import os, sys, subprocess\nfrom oallama.cli.main import claim_stdout\nclaim_stdout()",
+        "import os, sys, subprocess\nfrom oallama.cli.main import reserve_stdout\nclaim_stdout()",
         "os.write(1, b'native noise\\n')",
         "subprocess.run(['echo', 'child noise'])",
         "print('the result')",
@@ -306,7 +306,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 """
 IN_A_LOOP = """
 signals.AGAIN_S = 0.0
-signals.take_for_interrupt()
+signals.treat_as_ctrl_c()
 async def main():
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asked.set)
@@ -322,12 +322,12 @@ except KeyboardInterrupt:
 """
 IGNORED = """
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
-signals.take_for_interrupt()
+signals.treat_as_ctrl_c()
 send(signal.SIGHUP)
 print(signals.asked_to_end())
 """
 TWICE = """
-signals.take_for_interrupt()
+signals.treat_as_ctrl_c()
 try:
     send(signal.SIGTERM)
 except KeyboardInterrupt:
@@ -343,7 +343,7 @@ except KeyboardInterrupt:
 """
 IN_THE_BACKGROUND = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-signals.take_for_interrupt()
+signals.treat_as_ctrl_c()
 send(signal.SIGINT)
 try:
     with held_interrupt():

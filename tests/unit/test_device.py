@@ -23,7 +23,7 @@ from oallama.device.emulated import Emulated, card_of, parameters_of, parse_emul
 from oallama.device.identity import KnownDevice, driver_files, found_gpus, identity_of, known_device, known_of
 from oallama.device.opening import OpenDevice
 from oallama.device.spec import DeviceSpec, parse_device
-from oallama.profile.emulate import host_of, resolved, settle_rates, this_host
+from oallama.profile.emulate import host_of, keep_rates, resolved, this_host
 from oallama.profile.machine import fingerprint_key
 from oallama.profile.merge import empty
 from oallama.profile.profiler import machine_with
@@ -189,7 +189,7 @@ def test_rates_taken_beside_other_programs_serve_only_as_long_as_these_run(monke
     said.clear()
     assert rate_at(3.0, 17e9) == 17e9 and len(said) == 1, "that it is measured, and no doubt"
     assert rate_at(70.0, 9e9) == 17e9 and measured == [1, 2, 1], "a busy machine does not touch what is known"
-    settle_rates(2)
+    keep_rates(2)
     assert rate_at(3.0, 12e9, n_threads=2) == 5e9 and measured == [1, 2, 1], "results were measured with them"
 
 

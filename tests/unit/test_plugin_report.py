@@ -13,8 +13,8 @@ from ggml_bridge.split import MeasuredBlockTimes, SplitMemory, SplitStats
 from oallama.core.history import BlockRuns
 from oallama.profile.routing import counted, unknown_routing
 from oallama.run.plugin_report import (
-    ExpertUses,
     PluginReport,
+    TensorExpertCounts,
     ask_report,
     punctuality,
     read_report,
@@ -46,7 +46,7 @@ def test_what_is_written_is_read_and_keys_may_come_to_it(tmp_path):
         request=3,
         problems=("not as planned: x",),
         blocks=(MeasuredBlockTimes("blk.0.ffn_gate.weight", 4, 2, 7, 0.1, 0.2, 0.3, 0.4),),
-        experts=(ExpertUses("blk.0.ffn_gate_exps.weight", "single", 5, (4, 3, 2, 1), (5, 4, 0, 0), (9, 0)),),
+        experts=(TensorExpertCounts("blk.0.ffn_gate_exps.weight", "single", 5, (4, 3, 2, 1), (5, 4, 0, 0), (9, 0)),),
         emulated=EmulatedStats(late_s=0.5),
     )
     write(tmp_path, told)
@@ -76,7 +76,7 @@ def test_runs_of_several_starts_are_added_up():
 
 def test_uses_of_experts_are_a_layers_of_its_first_operator_by_kind_of_batches():
     def told(*uses):
-        experts = tuple(ExpertUses(*each, ranks=each[-1], gaps=()) for each in uses)
+        experts = tuple(TensorExpertCounts(*each, ranks=each[-1], gaps=()) for each in uses)
         return replace(EMPTY, experts=experts).expert_counts(OPERATORS, N_EXPERT)
 
     found = unknown_routing("f" * 64, N_EXPERT, 2)
@@ -102,7 +102,7 @@ def test_uses_of_experts_are_a_layers_of_its_first_operator_by_kind_of_batches()
 def test_counts_since_an_earlier_report_leave_out_what_has_not_changed():
     block, told = (
         MeasuredBlockTimes("a block", 8, 1, 5, 0.1, 0.2, 0.3, 0.4),
-        ExpertUses("a", "single", 5, (4, 1), (3, 0), (5,)),
+        TensorExpertCounts("a", "single", 5, (4, 1), (3, 0), (5,)),
     )
     before = replace(EMPTY, stats=SplitStats(n_graphs=3), blocks=(block,), experts=(told,))
     more = replace(block, n_runs=3, n_tokens=15, host_s=0.5), replace(block, batch=1)
@@ -111,7 +111,7 @@ def test_counts_since_an_earlier_report_leave_out_what_has_not_changed():
     done = after.since(before)
     assert (done.stats.n_graphs, done.single.n_graphs) == (6, 2)
     assert done.blocks == (MeasuredBlockTimes("a block", 8, 2, 10, 0.0, pytest.approx(0.3), 0.0, 0.0), more[1])
-    assert done.experts == (ExpertUses("a", "single", 3, (2, 1), (1, 2), (3,)), uses[1])
+    assert done.experts == (TensorExpertCounts("a", "single", 3, (2, 1), (1, 2), (3,)), uses[1])
     same = after.since(after)
     assert same.stats == SplitStats() and same.blocks == same.experts == ()
 

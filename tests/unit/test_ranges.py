@@ -71,7 +71,7 @@ from oallama.planner.problem import (
     costs_over,
     device_costs,
     empty_memory,
-    measured,
+    memory_of,
 )
 from oallama.planner.pure_plan import Memory, pure_problem
 from oallama.planner.ranges import Ranges, WholeRanges
@@ -467,7 +467,7 @@ def test_splits_are_as_good_as_any_border_and_shares(world: World, another: Worl
         for border in range(1, world.model.n_layer + 1) for each in shares for alone in (False, True)
     )  # fmt: skip
     least_s = min(
-        (price(problem, workload, p).total_s for p in tried if p is not None and measured(problem, workload, p).fits),
+        (price(problem, workload, p).total_s for p in tried if p is not None and memory_of(problem, workload, p).fits),
         default=float("inf"),
     )
     assert found.predicted.total_s <= 1.05 * least_s

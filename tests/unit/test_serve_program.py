@@ -93,7 +93,7 @@ def launched(folder, plan=WHOLE, environment=None, counts=False, program="/opt/l
         ({"pooling": "model"}, "--embeddings", "--pooling"),
         ({"pooling": None, "n_batch": 1024}, "--batch-size 1024", "--embeddings"),
         ({"cache_mib": 100}, "--cache-ram 100", "--ctx-checkpoints"),
-        ({"goes_back": False}, "--ctx-checkpoints 0", None),
+        ({"reuses_prefix": False}, "--ctx-checkpoints 0", None),
         ({"projector": "/p.gguf", "projector_on_device": True}, "--mmproj /p.gguf --mmproj-offload", None),
         ({"projector": "/p.gguf"}, "--mmproj /p.gguf --no-mmproj-offload", "--mmproj-offload"),
         ({"address": Address("0.0.0.0", 1, "s3cret")}, "--host 0.0.0.0 --port 1", "s3cret"),

@@ -38,7 +38,7 @@ from oallama.planner.decide import plan, policy_named
 from oallama.planner.placement import Placement, placed_by_plan, placed_whole
 from oallama.planner.policies.registry import POLICIES, Policy, PolicyInputs, Request, Rules, policy
 from oallama.planner.problem import LoadBytes, Problem
-from oallama.planner.pure_plan import Memory, counted_load, counted_load_of, pure_problem, pure_problems
+from oallama.planner.pure_plan import Memory, estimated_device_load, estimated_load, pure_problem, pure_problems
 from oallama.planner.simulate import Simulation, simulate
 from oallama.profile.described import described
 
@@ -187,7 +187,7 @@ class World:
     def taken(self, workload: Workload, attention: Attention) -> LoadBytes:
         """By a load on the CPU alone."""
         compute = self.compute_per_token * workload.largest_batch
-        return replace(counted_load(self.header, workload, attention), compute=compute)
+        return replace(estimated_load(self.header, workload, attention), compute=compute)
 
     @property
     def device_bytes(self) -> int:
@@ -230,7 +230,7 @@ class World:
 
         def taken(workload: Workload, placement: Placement, attention: Attention) -> LoadBytes:
             on_host = self.taken(workload, attention)
-            counted = counted_load_of(on_host, self.operators, self.model.n_layer, self.device_bytes)(
+            counted = estimated_device_load(on_host, self.operators, self.model.n_layer, self.device_bytes)(
                 workload, placement
             )
             return replace(counted, compute=counted.compute + hidden(counted.weights_gpu))

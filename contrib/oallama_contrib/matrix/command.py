@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from oallama.cli.output import check_result, deliver, emit_json, is_terminal, log, show
 from oallama.core.errors import UsageError
 from oallama.core.files import lock_file
-from oallama.run.die_with_parent import with_us
+from oallama.run.die_with_parent import ending_with_parent
 from oallama_contrib.matrix.cells import Cell, Outcome, ResultFile, measured_tests, read_matrix
 
 BESIDE = ("matrix", "output", "as_json", "progress")
@@ -89,7 +89,7 @@ def measured(cell: Cell) -> Outcome:
     """Run the cell in a process of its own, which ends with this one. A KeyboardInterrupt ends it."""
     start = time.monotonic()
     command = [sys.executable, "-m", "oallama", "bench", *cell.command, "--json", "--no-progress"]
-    words, environment = with_us(command, os.environ)
+    words, environment = ending_with_parent(command, os.environ)
     done = subprocess.run(
         words, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", env=environment
     )

@@ -102,7 +102,7 @@ def start(
         try:
             converse(session, reader)
         finally:
-            placement.keep_runs(placer, engine)
+            placement.keep_block_times(placer, engine)
 
 
 def chat_workload(placer: Placer, n_past: int = 0) -> Workload:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from oallama.planner.placement import Placement
 from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import Problem, cpu_alone
-from oallama.planner.whole import search, swap_operators, use_up
+from oallama.planner.whole import fill_remaining, search, swap_operators
 
 
 @policy(
@@ -22,7 +22,7 @@ def oato(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
     if not inputs.request.quick and "paper" not in (rules.affinity, rules.fill):
         candidates.append(swap_operators(costs, problem.operators, operator_bytes, filled))
     if rules.fill == "full":
-        candidates = [use_up(costs, operator_bytes, placement, rules.affinity) for placement in candidates]
+        candidates = [fill_remaining(costs, operator_bytes, placement, rules.affinity) for placement in candidates]
     elif not rules.need_oato:
         candidates.append(cpu_alone(problem, inputs.workload, inputs.request.phase))
     yield from candidates

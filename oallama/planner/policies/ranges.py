@@ -27,7 +27,7 @@ from oallama.planner.placement import NO_PLACEMENT, Placement, VerifiedPlan, who
 from oallama.planner.policies.registry import ROUNDS, Policy, PolicyInputs, Request
 from oallama.planner.policies.sliced import most_choices
 from oallama.planner.problem import LoadBytes, Problem, costs_of, device_costs, memory_before, operators_on_host
-from oallama.planner.ranges import RangePart, WholeRanges
+from oallama.planner.ranges import DevicePart, WholeRanges
 from oallama.planner.slicer import Slicer, pricing_of
 from oallama.planner.verify import on_cpu, verify
 
@@ -168,7 +168,7 @@ class _Splits:
         if not windows or NO_PLACEMENT in placements:
             return NO_PLACEMENT
         pairs = zip(windows, placements, strict=True)
-        return ranges.joined([RangePart(*window, placement) for window, placement in pairs], borders[-1])
+        return ranges.joined([DevicePart(*window, placement) for window, placement in pairs], borders[-1])
 
     def _part(self, memory: DeviceMemory, device: int, window: Window, quick: bool) -> Placement:
         """The fastest placement of a device's layers that uses the device, else NO_PLACEMENT. The first device's part
@@ -183,7 +183,7 @@ class _Splits:
             request, request.workload, costs_of(part, request.workload, request.phase),
             memory.of_layers(min(window[1], n_layer) - min(window[0], n_layer)),
             cache(lambda workload, **may: Slicer(part, workload, self._pricing(device), **may)),
-            may_be_bare=window[0] == 0, has_all_layers=window[0] > 0,
+            allows_slices_only=window[0] == 0, is_later_device=window[0] > 0,
         )  # fmt: skip
         candidates = [
             placement for placement in most_choices(part, inputs)

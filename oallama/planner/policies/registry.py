@@ -20,7 +20,7 @@ from oallama.cost.whole import Costs
 from oallama.planner.affinity import AffinityRule, FillRule
 from oallama.planner.memory import CorrectedMemory, DeviceMemory, for_weights
 from oallama.planner.placement import NO_PLACEMENT, Placement, VerifiedPlan
-from oallama.planner.problem import Problem, costs_of, device_memory, empty_memory, own_bytes
+from oallama.planner.problem import Problem, costs_of, device_memory, empty_memory, placed_bytes
 from oallama.planner.slicer import Slicer, pricing_of
 from oallama.planner.verify import nothing_placed, on_cpu, verify
 
@@ -67,16 +67,18 @@ class PolicyInputs:
     costs: Costs  # over the phase
     memory: DeviceMemory  # before any operator
     slicer: Callable[..., Slicer]  # prices of blocks that are cut, for a workload
-    has_llama: bool = True  # False: llama.cpp runs on the CPU alone, so only slices may be on the device
-    may_be_bare: bool = False  # True: slices alone are possible with has_llama too, as llama.cpp uses another device
-    has_all_layers: bool = False  # True: norms and KV of all layers are on the device (a later one of several)
+    llama_uses_device: bool = True  # False: llama.cpp runs on the CPU alone, so only slices may be on the device
+    allows_slices_only: bool = (
+        False  # True: slices alone are possible with llama_uses_device too, as llama.cpp uses another device
+    )
+    is_later_device: bool = False  # True: norms and KV of all layers are on the device (a later one of several)
     notes: tuple[str, ...] = ()  # what was lowered so that llama.cpp's buffers fit
     to_beat_s: float = inf  # seconds of the fastest proposal so far
 
     def operator_bytes(self, first_device_layer: int) -> int:
         """Bytes for whole operators beside norms and KV of the layers from first_device_layer on. Negative: norms and
         KV do not fit."""
-        if self.has_all_layers and first_device_layer > 0:
+        if self.is_later_device and first_device_layer > 0:
             return -1
         return self.memory.operator_budget(first_device_layer)
 
@@ -84,12 +86,12 @@ class PolicyInputs:
     def first_device_layer(self) -> int:
         """The lowest first_device_layer whose norms and KV fit the device."""
         n_layer = self.memory.n_layer
-        return next((first for first in range(n_layer) if self.memory.beside_split.budget(first) >= 0), n_layer)
+        return next((first for first in range(n_layer) if self.memory.with_split_instance.budget(first) >= 0), n_layer)
 
     def cut_bytes(self, first_device_layer: int | None = None, used: int = 0) -> tuple[int, int]:
         """(bytes for slices with their staging, bytes for slices alone) beside norms and KV of the layers from
         first_device_layer on and `used` bytes of whole operators. None: as many layers as fit."""
-        memory = self.memory.beside_split if self.has_llama else self.memory
+        memory = self.memory.with_split_instance if self.llama_uses_device else self.memory
         budget = memory.budget(self.first_device_layer if first_device_layer is None else first_device_layer) - used
         return budget, for_weights(budget, memory.operators_limit, used)
 
@@ -97,7 +99,7 @@ class PolicyInputs:
 Propose = Callable[[Problem, PolicyInputs], Iterable[Placement]]
 Place = Callable[[Problem, Request], VerifiedPlan]
 Finish = Callable[[VerifiedPlan, bool], VerifiedPlan]
-"""(the decision, whether `auto` took it) -> the decision with its name and notes."""
+"""(the plan, whether `auto` took it) -> the plan with its name and notes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class Policy:
     is_given: bool = False  # a placement of the caller, which must not change
     attention: FlashAttention | None = None  # unless the user asks for another; None: the faster by prediction
     keeps_ubatch: bool = False  # the micro-batch is part of the policy, so that no larger one is tried
-    finish: Finish = lambda decision, is_auto: decision  # sets the name and notes of its plans
+    finish: Finish = lambda verified, is_auto: verified  # sets the name and notes of its plans
 
 
 POLICIES: dict[str, Policy] = {}
@@ -184,8 +186,8 @@ def best_verified(
     last: VerifiedPlan | None = None
     improvable = list(range(len(starts)))
 
-    def key(decision: VerifiedPlan) -> float:
-        return decision.memory.spare if request.rules.affinity == "paper" else decision.placement.seconds
+    def key(verified: VerifiedPlan) -> float:
+        return verified.memory.spare if request.rules.affinity == "paper" else verified.placement.seconds
 
     for _ in range(ROUNDS):
         for i in improvable:
@@ -207,7 +209,9 @@ def best_verified(
         if last.memory.spare >= 0 and (best is None or key(last) < key(best)):
             best = last
             proposed = {i: placement for i, placement in proposed.items() if placement.seconds < last.placement.seconds}
-        learned = corrected[i].learn(last.placement.first_device_layer, own_bytes(problem, last.placement), last.memory)
+        learned = corrected[i].learn(
+            last.placement.first_device_layer, placed_bytes(problem, last.placement), last.memory
+        )
         improvable = [i] if learned else []
     if best is not None:
         return best
@@ -234,5 +238,5 @@ def inputs_of(
     if slices_alone:
         memory = replace(empty_memory(problem, request.workload), kv=0, compute=0, other_weights=0)
         costs = costs_of(problem, request.workload, request.phase, llama_uses_device=False)
-        starts.append(PolicyInputs(request, request.workload, costs, memory, slicer, has_llama=False))
+        starts.append(PolicyInputs(request, request.workload, costs, memory, slicer, llama_uses_device=False))
     return starts, notes

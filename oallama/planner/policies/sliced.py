@@ -19,7 +19,7 @@ from oallama.cost.whole import Costs
 from oallama.planner.placement import OperatorBudget, Placement, VerifiedPlan, cpu, placed_whole, whole_bytes
 from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import SMALLEST_UBATCH, Problem, costs_of
-from oallama.planner.slicer import N_VALUES, Slicing, may_follow
+from oallama.planner.slicer import N_VALUES, Slicing, experts_may_follow
 from oallama.planner.transfers import Transfers
 from oallama.planner.whole import search, swap_operators
 
@@ -74,16 +74,16 @@ class SliceSearch:
         """streams: whether weights may be streamed; hot: whether the device may have the most used experts."""
         self._problem, self._inputs, self._quick = problem, inputs, inputs.request.quick
         self._fine_values = COARSE_VALUES if self._quick else N_VALUES
-        self._slicer = cache(inputs.slicer(inputs.request.workload, streams=streams, hot=hot).varied)
+        self._slicer = cache(inputs.slicer(inputs.request.workload, streams=streams, hot=hot).with_workload_and_slots)
         ahead = streams and inputs.request.rules.prefetch == "ahead" and not problem.profile.is_blocking
         self._n_slots = N_SLOTS if ahead else (1,)  # a second slot gains only if copies run ahead
 
     def best(self) -> Iterator[Placement]:
         """Yield the placement with the least predicted time in the budget, if anything fits it."""
         trials: list[Trial] = []
-        for trial in self._trials_on_device(trials) if self._inputs.has_llama else self._trials_on_cpu(trials):
+        for trial in self._trials_on_device(trials) if self._inputs.llama_uses_device else self._trials_on_cpu(trials):
             trials.append(self._cut(trial, COARSE_VALUES))
-            for n_slots in self._n_slots[1:] if self._inputs.has_llama and _is_short(trials[-1]) else ():
+            for n_slots in self._n_slots[1:] if self._inputs.llama_uses_device and _is_short(trials[-1]) else ():
                 other_ring = self._cut(trials[-1], COARSE_VALUES, n_slots)
                 trials[-1] = min(trials[-1], other_ring, key=_seconds)
         if not trials:
@@ -171,7 +171,7 @@ class SliceSearch:
         placement = attention(costs, operators)
         if whole_bytes(operators, placement.on_device) <= inputs.operator_bytes(0):
             yield from look(placement)
-        if inputs.may_be_bare:
+        if inputs.allows_slices_only:
             yield from look(placed_whole(costs, (False,) * len(operators), self._problem.graph.n_layer))
 
     def _budget(self, share: float) -> OperatorBudget:
@@ -248,18 +248,18 @@ def hot_notes(slicing: Slicing) -> tuple[str, ...]:
 #
 
 
-def _simplest(decision: VerifiedPlan, is_auto: bool) -> VerifiedPlan:
+def _simplest(verified: VerifiedPlan, is_auto: bool) -> VerifiedPlan:
     """Name a plan of `auto` after the simplest policy that could have made it."""
-    placement = decision.placement
+    placement = verified.placement
     if not is_auto or placement.first_slices.hot_bytes:
-        return decision
-    return replace(decision, policy="split" if placement.is_sliced and not placement.streams else "scheinfer")
+        return verified
+    return replace(verified, policy="split" if placement.is_sliced and not placement.streams else "scheinfer")
 
 
-def _with_hot(decision: VerifiedPlan, is_auto: bool) -> VerifiedPlan:
-    if is_auto or decision.placement.first_slices.hot_bytes:
-        return _simplest(decision, is_auto)
-    return replace(decision, notes=(*decision.notes, "placing experts by use gains nothing in any layer"))
+def _with_hot(verified: VerifiedPlan, is_auto: bool) -> VerifiedPlan:
+    if is_auto or verified.placement.first_slices.hot_bytes:
+        return _simplest(verified, is_auto)
+    return replace(verified, notes=(*verified.notes, "placing experts by use gains nothing in any layer"))
 
 
 def hot_fault(problem: Problem) -> str:
@@ -267,7 +267,7 @@ def hot_fault(problem: Problem) -> str:
     routing = problem.routing
     if all(not operator.routed for operator in problem.operators):
         return f"policy {EXPERTS} needs a model with experts; use scheinfer"
-    if may_follow(problem):
+    if experts_may_follow(problem):
         return ""
     count = "count them with `oallama run MODEL --count-experts` over prompts like yours"
     if routing is None:

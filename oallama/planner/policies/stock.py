@@ -47,8 +47,8 @@ from oallama.planner.problem import (
     costs_of,
     cpu_alone,
     empty_memory,
-    measured,
-    own_bytes,
+    memory_of,
+    placed_bytes,
 )
 from oallama.planner.verify import on_cpu
 
@@ -97,10 +97,10 @@ def stock_fit(costs: Costs, operators: Sequence[Operator], budget: OperatorBudge
     return placed_whole(costs, on_device, first)
 
 
-def stock_decision(problem: Problem, workload: Workload) -> VerifiedPlan:
+def verified_stock(problem: Problem, workload: Workload) -> VerifiedPlan:
     """The verified plan of --fit's placement."""
     placement, predicted = priced_stock_fit(problem, workload, empty_memory(problem, workload))
-    memory = measured(problem, workload, placement)
+    memory = memory_of(problem, workload, placement)
     name = "fit" if placement.stock else "cpu"
     return VerifiedPlan(name, workload, placement, memory, predicted, (), problem.flash_attn)
 
@@ -108,7 +108,7 @@ def stock_decision(problem: Problem, workload: Workload) -> VerifiedPlan:
 def _fit(problem: Problem, request: Request) -> VerifiedPlan:
     if problem.gpu_weights is not None:
         raise UsageError("--gpu-weights does not limit --policy fit on a described machine; limit it by --vram")
-    return stock_decision(problem, request.workload)
+    return verified_stock(problem, request.workload)
 
 
 @policy("layers", "whole layers, as llama.cpp's -ngl", reason="no layer fits the device", takes_ngl=True)
@@ -145,7 +145,7 @@ def _fewest_experts(problem: Problem, inputs: PolicyInputs) -> Placement | None:
     """Everything on the device except the experts of the first layers, as few as possible (-ncmoe)."""
     for n in range(1, problem.graph.n_layer + 1):
         placement = _without_experts(problem, n)
-        if placement is None or own_bytes(problem, placement) <= inputs.operator_bytes(0):
+        if placement is None or placed_bytes(problem, placement) <= inputs.operator_bytes(0):
             return placement
     return None
 
@@ -179,7 +179,7 @@ def _cached(share_on_host: float) -> Variant:
         placement = _without_experts(problem, ceil(share_on_host * problem.graph.n_layer))
         if placement is None or not problem.profile.link:
             return None
-        remaining = inputs.operator_bytes(0) - own_bytes(problem, placement)
+        remaining = inputs.operator_bytes(0) - placed_bytes(problem, placement)
         n_bytes = remaining // MIB * MIB
         if n_bytes <= 0 or not cached_layers(problem.operators, placement.on_device, 0, n_bytes):
             return None
@@ -255,9 +255,9 @@ def most_promising(
     return list(verified.values())
 
 
-def strongest(problem: Problem, request: Request) -> VerifiedPlan:
+def fastest_stock(problem: Problem, request: Request) -> VerifiedPlan:
     """The fastest configuration by prediction, --fit's if none is faster. `policy` is its name in STOCK_MODES."""
-    fit = stock_decision(problem, request.workload)
+    fit = verified_stock(problem, request.workload)
     if all(fit.placement.on_device):
         return fit
     return next(iter(most_promising(problem, request, most=1, to_beat_s=fit.predicted.over(request.phase))), fit)
@@ -271,5 +271,5 @@ cpu = register(
 FIT = register(Policy("fit", "llama.cpp's own --fit", _fit, by_llama_cpp=True, keeps_ubatch=True, attention="on")).name
 STOCK = "stock"
 stock = register(
-    Policy(STOCK, "the fastest options of stock llama.cpp", lambda p, r: replace(strongest(p, r), policy=STOCK))
+    Policy(STOCK, "the fastest options of stock llama.cpp", lambda p, r: replace(fastest_stock(p, r), policy=STOCK))
 )

@@ -52,8 +52,8 @@ def stock_over_devices(problem: Problem, workload: Workload) -> VerifiedPlan | N
         [is_device and is_computable for is_device, is_computable in zip(on_device, computable, strict=True)], bounds[0]
     )
     placement = replace(placement, stock=StockOptions(), device_layers=device_layers)
-    decision = verify(problem, FIT, workload, placement)
-    return decision if decision.memory.fits else None
+    verified = verify(problem, FIT, workload, placement)
+    return verified if verified.memory.fits else None
 
 
 def layers_by_share(n_layers: int, shares: Sequence[float]) -> tuple[int, ...]:
