@@ -33,12 +33,12 @@ Source Build::source_of(int i, int s) {
 }
 
 //
-// mirrored values on either side: bound to llama.cpp's memory, sent when the segment begins, or fetched
+// mirrored values on either side: bound to llama.cpp's memory, sent when the segment begins, or downloaded
 //
 
 namespace {
 
-// Has these tokens of an input fetched; all where they do not lie one behind another.
+// Has these tokens of an input downloaded; all where they do not lie one behind another.
 void read(std::vector<Input> & inputs, const ggml_tensor * tensor, Tokens tokens) {
     size_t bytes = ggml_nbytes(tensor);
     if (tokens.count >= 0 &&

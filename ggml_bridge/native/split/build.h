@@ -97,7 +97,8 @@ struct Build {
     // A tensor of the same type, shape and strides.
     ggml_tensor * like(const ggml_tensor * tensor);
 
-    // A mirrored value that is in device memory: fetched when the segment begins, or a view of what the host computes.
+    // A mirrored value that is in device memory: downloaded when the segment begins, or a view of what the host
+    // computes.
     ggml_tensor * input(const ggml_tensor * src, Origin origin, Tokens tokens);
 
     // Elements [begin, begin + count) of each row of some tokens of a tensor of llama.cpp's, as kernels can read them:

@@ -144,7 +144,7 @@ ggml_tensor * CutBuilder::weighted_sum() {
 }
 
 ggml_tensor * CutBuilder::slot_of(int i, const SplitWeight & weight, Side side) {
-    count_use(i, weight.slice().e);
+    note_choice(i, weight.slice().e);
     const StreamedPart part = {&weight, side};
     for (const Streamed & streamed : build_.segment.streamed) {
         if (streamed.part == part) {
@@ -157,7 +157,7 @@ ggml_tensor * CutBuilder::slot_of(int i, const SplitWeight & weight, Side side) 
     return out;
 }
 
-void CutBuilder::count_use(int i, int64_t n_expert) {
+void CutBuilder::note_choice(int i, int64_t n_expert) {
     const ggml_tensor * node = build_.graph->nodes[i];
     const ggml_tensor * ids  = node->op == GGML_OP_MUL_MAT_ID ? node->src[2] : nullptr;
     if (build_.segment.streamed.empty()) {
@@ -177,8 +177,8 @@ void CutBuilder::join(int i) {
                 resident_.put(i, v, side);
             } else if (build_.side_of(i, side) != nullptr && side != side_host) {
                 const int64_t count = count_of(v, side);
-                fetch(i, build_.side_of(i, side), Download::Join::scatter, begin_of(v, side), count,
-                      tokens_of(v, side));
+                download(i, build_.side_of(i, side), Download::Join::scatter, begin_of(v, side), count,
+                         tokens_of(v, side));
             }
         }
         return;
@@ -196,7 +196,7 @@ void CutBuilder::join(int i) {
         if (build_.program.resident) {
             resident_.make_sum(i, host, of(tokens), tokens);
         } else {
-            fetch(i, sum, host != nullptr ? Download::Join::add : Download::Join::scatter, 0, n, tokens);
+            download(i, sum, host != nullptr ? Download::Join::add : Download::Join::scatter, 0, n, tokens);
         }
     }
     if (prime != nullptr) {
@@ -205,7 +205,7 @@ void CutBuilder::join(int i) {
         if (build_.program.resident) {
             resident_.make_sum(i, nullptr, whole, last);
         } else {
-            fetch(i, whole, Download::Join::scatter, 0, n, last);
+            download(i, whole, Download::Join::scatter, 0, n, last);
         }
     }
 }
@@ -218,7 +218,8 @@ ggml_tensor * CutBuilder::add(ggml_tensor * a, ggml_tensor * b, std::vector<ggml
     return nodes.back();
 }
 
-void CutBuilder::fetch(int i, ggml_tensor * tensor, Download::Join how, int64_t begin, int64_t count, Tokens tokens) {
+void CutBuilder::download(int i, ggml_tensor * tensor, Download::Join how, int64_t begin, int64_t count,
+                          Tokens tokens) {
     if (tensor == nullptr) {
         return;
     }

@@ -34,7 +34,7 @@ class CutBuilder {
 
     // Whether only the experts that are used are to be copied: where all that the segment streams is chosen from by the
     // same ids, and not all of it, as in llama.cpp's warm-up.
-    void count_use(int i, int64_t n_expert);
+    void note_choice(int i, int64_t n_expert);
 
     // Joins both sides' parts of a value. The device has all of a partial value's last n_g tokens; the host has a part
     // of the first tokens too, unless there is no CC.
@@ -43,7 +43,7 @@ class CutBuilder {
     // On the device; either may be missing.
     ggml_tensor * add(ggml_tensor * a, ggml_tensor * b, std::vector<ggml_tensor *> & nodes);
 
-    void fetch(int i, ggml_tensor * tensor, Download::Join how, int64_t begin, int64_t count, Tokens tokens);
+    void download(int i, ggml_tensor * tensor, Download::Join how, int64_t begin, int64_t count, Tokens tokens);
 
     Build &           build_;
     ResidentBuilder & resident_;

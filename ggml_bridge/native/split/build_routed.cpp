@@ -70,7 +70,7 @@ void RoutedBuilder::emit_rows(int i) {
     }
     (packed ? routed.nodes : build_.device_nodes[side_device]).push_back(build_.side_of(i, side_device));
     if (v.wanted) {
-        fetch_rows(i, Download::Join::rows, build_.side_of(i, side_device), routed, whole);
+        download_rows(i, Download::Join::rows, build_.side_of(i, side_device), routed, whole);
     }
 }
 
@@ -111,7 +111,7 @@ void RoutedBuilder::emit_sum(int i) {
         resident_.make_sum(i, result, device_part, {});
         return;
     }
-    fetch_rows(i, Download::Join::sum, device_part, routed, result);
+    download_rows(i, Download::Join::sum, device_part, routed, result);
     build_.segment.downloads.back().host_rows = build_.side_of(rows, side_host);
     build_.segment.downloads.back().summed    = summed;
 }
@@ -280,8 +280,8 @@ ggml_tensor * RoutedBuilder::device_sum(Routed & routed, ggml_tensor * rows) {
     return sum;
 }
 
-void RoutedBuilder::fetch_rows(int i, Download::Join how, ggml_tensor * rows, const Routed & routed,
-                               ggml_tensor * whole) {
+void RoutedBuilder::download_rows(int i, Download::Join how, ggml_tensor * rows, const Routed & routed,
+                                  ggml_tensor * whole) {
     Download download = {};
     download.tensor   = rows;
     download.node     = i;

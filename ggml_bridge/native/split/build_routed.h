@@ -49,7 +49,7 @@ class RoutedBuilder {
     ggml_tensor * device_sum(Routed & routed, ggml_tensor * rows);
 
     // whole: where llama.cpp's tensors are in device memory, what the node becomes there.
-    void fetch_rows(int i, Download::Join how, ggml_tensor * rows, const Routed & routed, ggml_tensor * whole);
+    void download_rows(int i, Download::Join how, ggml_tensor * rows, const Routed & routed, ggml_tensor * whole);
 
     Build &           build_;
     ResidentBuilder & resident_;

@@ -104,21 +104,21 @@ void DeviceSide::place_streamed(Program & program, size_t slot) {
 }
 
 void DeviceSide::open_fetching(const Program & program) {
-    const bool fetches = std::any_of(program.segments.begin(), program.segments.end(),
-                                     [](const Segment & segment) { return !segment.inputs.empty(); });
-    if (fetches && has_events() && !fetching_) {
-        fetching_.reset(ggml_backend_dev_init(device_, nullptr));
+    const bool downloads = std::any_of(program.segments.begin(), program.segments.end(),
+                                       [](const Segment & segment) { return !segment.inputs.empty(); });
+    if (downloads && has_events() && !downloading_) {
+        downloading_.reset(ggml_backend_dev_init(device_, nullptr));
     }
 }
 
 void DeviceSide::finish() const {
     synchronize();
-    ggml_backend_synchronize(fetching());
+    ggml_backend_synchronize(downloading());
 }
 
 bool DeviceSide::mark() {
     if (has_events()) {
-        ggml_backend_event_record(mark_.get(), fetching());
+        ggml_backend_event_record(mark_.get(), downloading());
     }
     return has_events();
 }

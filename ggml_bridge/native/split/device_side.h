@@ -46,7 +46,7 @@ class DeviceSide {
     void synchronize() const { ggml_backend_synchronize(compute_.get()); }
 
     // The stream that copies inputs to the host; without events the stream that computes, as the thread waits anyway.
-    ggml_backend_t fetching() const { return fetching_ ? fetching_.get() : compute_.get(); }
+    ggml_backend_t downloading() const { return downloading_ ? downloading_.get() : compute_.get(); }
 
     // Waits for what was queued on either stream.
     void finish() const;
@@ -86,8 +86,8 @@ class DeviceSide {
 
     ggml_backend_dev_t      device_;
     BackendPtr              compute_;
-    BackendPtr              fetching_; // NULL: no program needed it yet, or the device has no second one
-    EventPtr                mark_;     // NULL: the device has no events
+    BackendPtr              downloading_; // NULL: no program needed it yet, or the device has no second one
+    EventPtr                mark_;        // NULL: the device has no events
     GallocrPtr              activations_;
     size_t                  n_activation_bytes_ = 0;
     std::unique_ptr<Stream> stream_; // NULL: nothing was streamed yet

@@ -110,7 +110,7 @@ struct Upload {
     const ggml_tensor * biases; // of all experts, llama.cpp's
 };
 
-// A result to fetch, and how it becomes part of the original tensor.
+// A result to download, and how it becomes part of the original tensor.
 struct Download {
     enum class Join {
         scatter, // elements [begin, begin + count) of each row or half
@@ -129,13 +129,13 @@ struct Download {
     int64_t       n_rows;      // of the device tensor, from its first
     int64_t       spread;      // elements of a row that are packed on the host and are moved to their places first
     int64_t       spread_rows; // of the node, from its first
-    bool          direct;      // can be fetched directly to its place in the node
+    bool          direct;      // can be downloaded directly to its place in the node
     size_t        staging;     // bytes into the host's memory
     int           routed;      // which of the segment's routings says what belongs where; of rows and sum
     ggml_tensor * host_rows;   // of a sum
     ggml_tensor * to;          // host tensor that is sent to the node's device memory; NULL: the node itself
     bool          summed;      // already added up on the device
-    bool          packed;      // rows, fetched launch by launch; of a sum, after the host's rows
+    bool          packed;      // rows, downloaded launch by launch; of a sum, after the host's rows
 };
 
 // A host tensor with one entry per miss along dimension dim.

@@ -279,8 +279,8 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             took[1] += ns;
             note_rows(segment, ns);
         }
-        if (on_device && fetch_blocks() && status == GGML_STATUS_SUCCESS) {
-            fetch(segment, graph);
+        if (on_device && download_blocks() && status == GGML_STATUS_SUCCESS) {
+            download(segment, graph);
             took[2] += watch.lap(stats().wait_ns);
         }
         if (program.resident && status == GGML_STATUS_SUCCESS) {
@@ -341,10 +341,10 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
 void SplitBackend::launch(Program & program, Segment & segment, const ggml_cgraph * graph) {
     // the device computes while inputs are copied to the host's pinned memory (Vulkan copies to other memory only when
     // the stream is waited for), unless the experts that are used decide what it computes
-    const int64_t fetched = fetch_inputs(segment, graph);
-    const bool    goes_on = fetched > 0 && segment.routings.empty() && host_.is_pinned(program.device) && side_->mark();
-    if (fetched > 0 && !goes_on) {
-        ggml_backend_synchronize(side_->fetching());
+    const int64_t downloaded = download_inputs(segment, graph);
+    const bool goes_on = downloaded > 0 && segment.routings.empty() && host_.is_pinned(program.device) && side_->mark();
+    if (downloaded > 0 && !goes_on) {
+        ggml_backend_synchronize(side_->downloading());
     }
     side_->copy_state.last_segment = nullptr;
     if (n_tokens_ > 1 && segment.row_s == 0.0) {
@@ -381,8 +381,8 @@ void SplitBackend::launch(Program & program, Segment & segment, const ggml_cgrap
         }
     }
     start(program, segment.stream_begin, segment.join_begin);
-    if (!fetch_blocks()) {
-        fetch(segment, graph);
+    if (!download_blocks()) {
+        download(segment, graph);
     }
     ask_ahead(due(segment));
     if (goes_on) {
@@ -406,7 +406,7 @@ void SplitBackend::start_packed(Program & program, const Segment & segment) {
             }
             shape(routed, launch);
             start(program, routed.device_begin, routed.device_end);
-            fetch_packed(segment, i, launch);
+            download_packed(segment, i, launch);
             if (side_->exchange() != nullptr) {
                 side_->exchange()->mark(side_->backend());
             }
@@ -553,14 +553,14 @@ void SplitBackend::join_on_device(Program & program, Segment & segment) {
 //
 
 // Queues copies to the host of its inputs that are in device memory. Returns the bytes.
-int64_t SplitBackend::fetch_inputs(const Segment & segment, const ggml_cgraph * graph) {
-    int64_t fetched = 0;
+int64_t SplitBackend::download_inputs(const Segment & segment, const ggml_cgraph * graph) {
+    int64_t downloaded = 0;
     for (const Input & input : segment.inputs) {
-        ggml_backend_tensor_get_async(side_->fetching(), input.origin.of(graph), input.tensor->data, 0, input.bytes);
-        fetched += static_cast<int64_t>(input.bytes);
+        ggml_backend_tensor_get_async(side_->downloading(), input.origin.of(graph), input.tensor->data, 0, input.bytes);
+        downloaded += static_cast<int64_t>(input.bytes);
     }
-    stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
-    return fetched;
+    stats().bytes_out.fetch_add(downloaded, std::memory_order_relaxed);
+    return downloaded;
 }
 
 // Queues copies of a segment's inputs to the device, from pinned memory, so that the calls do not wait. Returns the
@@ -633,8 +633,9 @@ void SplitBackend::send_value(const Upload & upload, const ggml_cgraph * graph, 
     }
 }
 
-// Whether a call that fetches a result returns only once it has arrived, as CUDA's does for memory that is not pinned.
-bool SplitBackend::fetch_blocks() const {
+// Whether a call that downloads a result returns only once it has arrived, as CUDA's does for memory that is not
+// pinned.
+bool SplitBackend::download_blocks() const {
     return !host_.is_pinned(side_->device()) && ggml_backend_dev_host_buffer_type(side_->device()) != nullptr;
 }
 
@@ -644,14 +645,14 @@ bool SplitBackend::reaches(const ggml_tensor * tensor) const {
     return !host_.is_pinned(side_->device()) || is_pinned(whole->buffer, side_->device());
 }
 
-// Whether a result is fetched directly to its place in the node.
+// Whether a result is downloaded directly to its place in the node.
 bool SplitBackend::lands(const Download & download, const ggml_tensor * node) const {
     return download.direct && reaches(node);
 }
 
 namespace {
 
-// Address of a download's first byte in the node's memory, for a direct fetch.
+// Address of a download's first byte in the node's memory, for a direct download.
 char * place_of(const Download & download, const ggml_tensor * node) {
     const int64_t begin = download.join == Download::Join::scatter ? download.begin : 0;
     return static_cast<char *>(node->data) + static_cast<size_t>(begin) * node->nb[0] +
@@ -701,9 +702,9 @@ void add(Host & host, const Download & download, const ggml_tensor * node, const
 } // namespace
 
 // Queues copies of results to the host behind the computation: through pinned memory, so that the calls do not wait.
-// Without pinned memory (fetch_blocks) it is called after the host has computed its side.
-void SplitBackend::fetch(const Segment & segment, const ggml_cgraph * graph) {
-    int64_t fetched = 0;
+// Without pinned memory (download_blocks) it is called after the host has computed its side.
+void SplitBackend::download(const Segment & segment, const ggml_cgraph * graph) {
+    int64_t downloaded = 0;
     for (const Download & download : segment.downloads) {
         if (download.packed) {
             continue;
@@ -712,14 +713,14 @@ void SplitBackend::fetch(const Segment & segment, const ggml_cgraph * graph) {
         const size_t        bytes = download_bytes(download);
         char *              to = lands(download, node) ? place_of(download, node) : host_.scratch() + download.staging;
         ggml_backend_tensor_get_async(side_->backend(), download.tensor, to, 0, bytes);
-        fetched += static_cast<int64_t>(bytes);
+        downloaded += static_cast<int64_t>(bytes);
     }
-    stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
+    stats().bytes_out.fetch_add(downloaded, std::memory_order_relaxed);
 }
 
 // Queues copies of a launch's rows to the host, after those of earlier launches; of a sum, after the host's rows.
-void SplitBackend::fetch_packed(const Segment & segment, size_t number, const RoutedLaunch & launch) {
-    int64_t fetched = 0;
+void SplitBackend::download_packed(const Segment & segment, size_t number, const RoutedLaunch & launch) {
+    int64_t downloaded = 0;
     for (const Download & download : segment.downloads) {
         if (!download.packed || static_cast<size_t>(download.routed) != number) {
             continue;
@@ -731,9 +732,9 @@ void SplitBackend::fetch_packed(const Segment & segment, size_t number, const Ro
                                                          : host_.scratch() + download.staging;
         ggml_backend_tensor_get_async(side_->backend(), download.tensor, to + static_cast<size_t>(launch.begin) * row,
                                       0, bytes);
-        fetched += static_cast<int64_t>(bytes);
+        downloaded += static_cast<int64_t>(bytes);
     }
-    stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
+    stats().bytes_out.fetch_add(downloaded, std::memory_order_relaxed);
 }
 
 void SplitBackend::join(const Segment & segment, const ggml_cgraph * graph) {

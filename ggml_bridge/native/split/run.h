@@ -74,15 +74,15 @@ class SplitBackend {
     void        ask_ahead(Time until) const;
 
     // copies
-    void    fetch_packed(const Segment & segment, size_t number, const RoutedLaunch & launch);
-    int64_t fetch_inputs(const Segment & segment, const ggml_cgraph * graph);
+    void    download_packed(const Segment & segment, size_t number, const RoutedLaunch & launch);
+    int64_t download_inputs(const Segment & segment, const ggml_cgraph * graph);
     int64_t send(const Program & program, const Segment & segment, const ggml_cgraph * graph);
     int64_t send_biases(const Upload & upload, const ggml_cgraph * graph);
     void    send_value(const Upload & upload, const ggml_cgraph * graph, bool prepared);
-    bool    fetch_blocks() const;
+    bool    download_blocks() const;
     bool    reaches(const ggml_tensor * tensor) const;
     bool    lands(const Download & download, const ggml_tensor * node) const;
-    void    fetch(const Segment & segment, const ggml_cgraph * graph);
+    void    download(const Segment & segment, const ggml_cgraph * graph);
     void    join(const Segment & segment, const ggml_cgraph * graph);
 
     Host                                     host_;
