@@ -281,7 +281,7 @@ def test_help_loads_nothing_that_searches_or_computes():
 
 def test_stdout_is_for_results_even_if_native_code_prints():
     done = ran(sys.executable, "-c", "\n".join([
-        "import os, sys, subprocess\nfrom oallama.cli.main import reserve_stdout\nclaim_stdout()",
+        "import os, sys, subprocess\nfrom oallama.cli.main import reserve_stdout\nreserve_stdout()",
         "os.write(1, b'native noise\\n')",
         "subprocess.run(['echo', 'child noise'])",
         "print('the result')",
