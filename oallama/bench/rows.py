@@ -28,17 +28,22 @@ def rows(result: BenchResult) -> list[Row]:
     return [_row(result, series, index) for series in result.series if series.kept for index in range(len(result.arms))]
 
 
-def refusal(arms: Sequence[ArmResult], index: int, n_pairs: int) -> str | None:
-    """Why the arm has no ratio to the first arm, in a sentence; None if it has a ratio."""
+def not_comparable(arms: Sequence[ArmResult], index: int) -> str | None:
+    """Why the arm cannot be compared with the first, in a sentence; None if it can."""
     arm, first = arms[index], arms[0]
     for compared in (arm, first):
         if compared.problems:
             return f"{compared.spec.name} did not run as specified: {compared.problems[0]}"
     if index and (arm.same_as or arm.spec.name) == (first.same_as or first.spec.name):
         return f"{arm.spec.name} is the same configuration as {first.spec.name}"
-    if n_pairs < LEAST_PAIRS:
-        return f"{n_pairs} samples of each arm are too few for an interval; use -r {LEAST_PAIRS} or more"
     return None
+
+
+def refusal(arms: Sequence[ArmResult], index: int, n_pairs: int) -> str | None:
+    """Why the arm has no ratio to the first arm, in a sentence; None if it has a ratio."""
+    if (why := not_comparable(arms, index)) is None and n_pairs < LEAST_PAIRS:
+        return f"{n_pairs} samples of each arm are too few for an interval; use -r {LEAST_PAIRS} or more"
+    return why
 
 
 def ratio_of(series: Series, index: int, value: Value) -> Ratio | None:

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from itertools import starmap
 from typing import NamedTuple
 
-from oallama.core.types import MulMat, Operator, StreamSettings
+from oallama.core.types import PLAIN_LAYOUT, MulMat, Operator, StreamSettings
 from oallama.cost.blocks import F32, Relation, SplitBlock
 from oallama.cost.experts import ExpertUse, copied, experts_alike, miss_odds
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
@@ -161,7 +161,7 @@ class BlockType:
 
     block: SplitBlock
     gemms: Gemms
-    layout: str = "CPU"  # host buffer type of CC, which the gemms' CPU times are of
+    layout: str = PLAIN_LAYOUT  # host buffer type of CC, which the gemms' CPU times are of
     context: BlockContext = BlockContext()
     outputs_only: bool = False  # after the last attention: it computes only tokens whose logits are wanted
     takes_n_g: bool = True  # CC may be streamed for some tokens: it is in the plain layout, or in that one too

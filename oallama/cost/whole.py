@@ -31,6 +31,12 @@ OFFLOAD_MIN_TOKENS = 32
 """Smallest batch for which llama.cpp streams a host weight to the device and computes there."""
 
 
+def by_offload(passes: Sequence[Pass]) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+    """(passes large enough that llama.cpp offloads host weights to the device, the other passes)."""
+    large = tuple(p for p in passes if p.n_tokens >= OFFLOAD_MIN_TOKENS)
+    return large, tuple(p for p in passes if p not in large)
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorCost:
     """An operator's seconds over a phase on either side; `t_gpu_s` is None if the device cannot compute it."""
@@ -62,8 +68,8 @@ def operator_cost(
         if layout not in (None, host_layout):
             continue
         takes = stream is not None and gpu is not None and host_layout == PLAIN_LAYOUT
-        streamed = [p for p in passes if takes and p.n_tokens >= OFFLOAD_MIN_TOKENS]
-        seconds = _seconds(cpu, on_cpu_s, [p for p in passes if p not in streamed])
+        streamed, others = by_offload(passes) if takes else ((), passes)
+        seconds = _seconds(cpu, on_cpu_s, others)
         copied_s = 0.0
         if stream is not None and gpu is not None and streamed:
             routed = operator.mul_mat.share_routed
@@ -161,8 +167,7 @@ def non_matmul_with_offload(
     on_cpu, on_device = non_matmul_of(index, device, passes)
     if cache is None or device not in index:
         return on_cpu, on_device
-    large = [p for p in passes if p.n_tokens >= OFFLOAD_MIN_TOKENS]
-    small = [p for p in passes if p.n_tokens < OFFLOAD_MIN_TOKENS]
+    large, small = by_offload(passes)
     copies = sum(p.count * cache.seconds(p.n_tokens, p.n_kv) for p in large)
     return non_matmul_seconds(index, CPU_DEVICE, small) + non_matmul_seconds(index, device, large) + copies, on_device
 
@@ -186,9 +191,9 @@ class Costs:
     def __post_init__(self) -> None:
         sides = ((cost.t_cpu_s, inf if cost.t_gpu_s is None else cost.t_gpu_s) for cost in self.operators)
         object.__setattr__(self, "sides_s", tuple(sides))
-        large = tuple(p for p in self.passes if p.n_tokens >= OFFLOAD_MIN_TOKENS)
+        large, small = by_offload(self.passes)
         object.__setattr__(self, "large", large)
-        object.__setattr__(self, "small", tuple(p for p in self.passes if p not in large))
+        object.__setattr__(self, "small", small)
 
     def non_matmul_seconds(self, first_device_layer: int, window: tuple[int, int]) -> float:
         """Seconds of the non-matmul work of the window's layers; that of layers from first_device_layer on is on the

@@ -19,7 +19,7 @@ from oallama.planner.attention import Problems, with_attention
 from oallama.planner.decide import AUTO, decide, plan, policy_named
 from oallama.planner.placement import VerifiedPlan
 from oallama.planner.policies.registry import Request, Rules
-from oallama.planner.policies.stock import cpu
+from oallama.planner.policies.stock import cpu_policy
 from oallama.planner.problem import LoadBytes, Problem
 from oallama.planner.pure_plan import (
     Memory,
@@ -74,7 +74,7 @@ def alone_and_beside(
     placer.no_alloc_loads.begin_on_host(workload, rule.attention("on"))
     for mode in rule.modes(placer.profile(), workload):
         placer.no_alloc_loads.begin_on_host(workload, rule.attention(mode))
-    request = Request(workload, cpu)
+    request = Request(workload, cpu_policy)
     cpu_decision = decide(placer.problems.worth_planning(request), request)
     return cpu_decision, _beside_each(placer, rows, workload, policy)
 

@@ -20,7 +20,7 @@ from oallama.planner.explain import CPU_ALONE, STOCK, baselines
 from oallama.planner.placement import Placement, placed_by_plan, plan_record
 from oallama.planner.policies.oato import oato
 from oallama.planner.policies.registry import Request, Rules
-from oallama.planner.policies.stock import cpu, verified_stock
+from oallama.planner.policies.stock import cpu_policy, verified_stock
 from oallama.planner.policies.stock_devices import stock_over_devices
 from oallama.planner.price import price
 from oallama.planner.problem import Problem, costs_of
@@ -165,7 +165,7 @@ def _baselines(target: ModelOnDevice, workload: Workload, memory: MemoryBreakdow
 
 
 def _cpu_alone(target: ModelOnDevice, workload: Workload) -> Predicted:
-    request = Request(workload, cpu)
+    request = Request(workload, cpu_policy)
     return decide(target.problems.worth_planning(request), request).predicted
 
 

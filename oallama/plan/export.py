@@ -9,7 +9,6 @@ from typing import Literal, get_args
 
 from oallama.core.errors import PlanError
 from oallama.core.types import (
-    CPU_DEVICE,
     FORCED_PLAIN_LAYOUT,
     PLAIN_BUFT,
     PLAIN_LAYOUT,
@@ -61,7 +60,7 @@ def needs_plugin(plan: Plan, operators: Sequence[Operator], target: Target = "ll
     """Whether stock llama.cpp needs the plugin for the plan: an operator is split, or in a CPU layout that stock
     llama.cpp cannot name."""
     patterns = host_patterns(operators, plan.operators, (), devices_with_n_g(plan.split_settings))
-    return any(_buft(layout, target) != CPU_DEVICE for _, layout in patterns)
+    return any(_buft(layout, target) != PLAIN_LAYOUT for _, layout in patterns)
 
 
 def stock_device(plan: Plan) -> str:
@@ -217,7 +216,7 @@ def _buft(layout: str | None, target: Target) -> str:
     """The buffer type that `-ot` names for a layout. llama-bench lacks --no-repack, so its CPU may be repacked."""
     if layout == FORCED_PLAIN_LAYOUT or (layout == PLAIN_LAYOUT and target == "llama-bench"):
         return PLAIN_BUFT
-    return layout or CPU_DEVICE
+    return layout or PLAIN_LAYOUT
 
 
 def _overrides(patterns: Iterable[Pattern], target: Target) -> list[str]:

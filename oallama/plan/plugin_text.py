@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from oallama.core.errors import PlanError
 from oallama.core.types import (
-    CPU_DEVICE,
+    PLAIN_LAYOUT,
     Operator,
     OperatorPlacement,
     SplitSettings,
@@ -146,7 +146,7 @@ def _residents(
 def _tensor_line(operator: Operator, row: OperatorPlacement, resident: bool) -> str:
     cc, cg, gg = slice_counts(operator, row)
     shape = "x".join(str(extent) for extent in operator.shape)
-    layout = _word(row.layout or CPU_DEVICE) if cc else _NO_LAYOUT
+    layout = _word(row.layout or PLAIN_LAYOUT) if cc else _NO_LAYOUT
     line = f"tensor {_word(operator.name)} {operator.type} {shape} {cut_axis(operator)} {cc} {cg} {gg} {layout}"
     line += f" hot={','.join(map(str, row.hot_experts))}" if row.hot_experts else ""
     line += " resident" if resident else ""

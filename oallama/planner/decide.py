@@ -24,7 +24,7 @@ from oallama.planner.placement import VerifiedPlan, plan_record
 from oallama.planner.policies.oato import oato
 from oallama.planner.policies.registry import Policy, Request, Rules, find_policy, policy_names
 from oallama.planner.policies.sliced import experts, hot_fault, scheinfer
-from oallama.planner.policies.stock import FIT, cpu, most_promising, stock, whole_layers
+from oallama.planner.policies.stock import FIT, cpu_policy, most_promising, stock, whole_layers
 from oallama.planner.price import price
 from oallama.planner.problem import Problem
 from oallama.planner.slicer import slicer_of
@@ -81,7 +81,7 @@ def _tries(problem: Problem, request: Request, candidates: list[PolicyPlan]) -> 
     larger micro-batches. The caller appends what it places to `candidates`."""
     policy = request.policy
     if problem.profile.device == CPU_DEVICE and (policy is None or not policy.is_given):
-        yield cpu, request
+        yield cpu_policy, request
         return
     n_ubatches = [n for n in request.n_ubatches if problem.allows(replace(request.workload, n_ubatch=n))]
     request = replace(request, required=policy is not None, n_ubatches=n_ubatches)
@@ -130,7 +130,7 @@ def policies_of_auto(problem: Problem) -> tuple[Policy, ...]:
     """The policies among which `auto` takes the fastest, besides stock llama.cpp's own options (_tries): whole
     operators, whole layers, the CPU, and slices (with hot experts if the model can have them)."""
     with_slices = scheinfer if hot_fault(problem) else experts
-    return oato, whole_layers, cpu, with_slices
+    return oato, whole_layers, cpu_policy, with_slices
 
 
 def policy_named(policy: str | Policy, rules: Rules = Rules()) -> Policy | None:  # noqa: B008 - frozen

@@ -221,7 +221,7 @@ def whole_bytes(weights: Sequence[Operator | OperatorCost], on_device: Sequence[
     return sum(weight.bytes for weight, is_device in zip(weights, on_device, strict=True) if is_device)
 
 
-def layers(costs: Costs, budget: OperatorBudget) -> Placement:
+def last_layers(costs: Costs, budget: OperatorBudget) -> Placement:
     """`-ngl k` for the largest k that fits: the last whole layers with their KV. llama.cpp counts the output as a layer
     and takes it first."""
     n_layer = costs.graph.n_layer
@@ -237,7 +237,7 @@ def layers(costs: Costs, budget: OperatorBudget) -> Placement:
     return placed_whole(costs, [layer >= first and cost.t_gpu_s is not None for cost, layer in operators], first)
 
 
-def cpu(costs: Costs) -> Placement:
+def all_on_cpu(costs: Costs) -> Placement:
     """The placement with everything on the CPU, KV too."""
     return placed_whole(costs, (False,) * len(costs.operators), costs.graph.n_layer + 1)
 

@@ -31,7 +31,7 @@ from oallama.cost.whole import (
     operator_costs,
 )
 from oallama.planner.memory import DeviceMemory, memory_breakdown, summed
-from oallama.planner.placement import DeviceSlices, Placement, cpu, operators_on_cpu, whole_bytes
+from oallama.planner.placement import DeviceSlices, Placement, all_on_cpu, operators_on_cpu, whole_bytes
 from oallama.planner.runtime import runtime_bytes
 
 SMALLEST_UBATCH = 64
@@ -146,7 +146,7 @@ def costs_over(
         return fastest
     operator_layouts = zip(problem.operators, fastest.layouts, strict=True)
     plain = priced([PLAIN_LAYOUT if is_around_attention(operator) else layout for operator, layout in operator_layouts])
-    return min(fastest, plain, key=lambda costs: cpu(costs).seconds)
+    return min(fastest, plain, key=lambda costs: all_on_cpu(costs).seconds)
 
 
 def device_costs(
@@ -235,7 +235,7 @@ def operators_limit(problem: Problem) -> int | None:
 
 def cpu_alone(problem: Problem, workload: Workload, phase: Phase) -> Placement:
     """The placement with everything on the CPU, priced without a device: no weights are streamed."""
-    return cpu(costs_of(problem, workload, phase, llama_uses_device=False))
+    return all_on_cpu(costs_of(problem, workload, phase, llama_uses_device=False))
 
 
 def operators_on_host(problem: Problem, workload: Workload) -> Placement:

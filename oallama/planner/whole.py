@@ -22,8 +22,8 @@ from oallama.planner.affinity import AffinityRule, FillRule, algorithm_1, benefi
 from oallama.planner.placement import (
     OperatorBudget,
     Placement,
-    cpu,
-    layers,
+    all_on_cpu,
+    last_layers,
     placed_whole,
     whole_assignments,
     whole_bytes,
@@ -59,7 +59,7 @@ def search(
     """
     paper = affinity_rule == "paper"
     if first_layers is None:
-        first_layers = device_layer_choices(costs.graph.n_layer, layers(costs, budget).first_device_layer)
+        first_layers = device_layer_choices(costs.graph.n_layer, last_layers(costs, budget).first_device_layer)
     transfers = transfers or Transfers(costs, paper)
     budgets = [(first, n_bytes) for first in first_layers if (n_bytes := budget(first)) >= 0]
     placements = [
@@ -67,7 +67,7 @@ def search(
         for first, n_bytes in (budgets[:1] if paper else budgets)
     ]
     fastest = min(placements, key=lambda placement: (placement.seconds, placement.first_device_layer), default=None)
-    return fastest or cpu(costs)
+    return fastest or all_on_cpu(costs)
 
 
 def fill_remaining(

@@ -15,9 +15,8 @@ from oallama.bench.arms import STOCK_FIT, ArmMaker
 from oallama.bench.prepare import setting_of
 from oallama.bench.process import Deadline
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Sample, Series
-from oallama.bench.rows import refusal
+from oallama.bench.rows import not_comparable
 from oallama.bench.server_arm import ServerArm
-from oallama.bench.stats import LEAST_PAIRS
 from oallama.core.errors import DeviceError, OutOfTime
 from oallama.core.files import cache_folder
 from oallama.core.types import Workload
@@ -229,9 +228,9 @@ class _Tuner:
         a pair."""
         load_s = START_S + sum(operator.bytes for operator in self._placer.operators) / LOAD_BYTES_PER_S
         results = list(filter(None, self.left(classes)))
-        open_tries = [(stock_trial.options, result.turn_s) for result in results for stock_trial in result.open_tries]
+        open_tries = [(trial.unmeasured, result.turn_s) for result in results for trial in result.open_tries]
         n_plans = len({ab_test.plan for result in results if (ab_test := result.open) is not None})
-        searched_s = len({options for options, _ in open_tries}) * load_s + 3 * sum(s for _, s in open_tries)
+        searched_s = len({trial for trial, _ in open_tries}) * load_s + 3 * sum(s for _, s in open_tries)
         tested_s = 2 * n_plans * load_s + (TYPICAL_TURNS + 2) * sum(result.turn_s for result in results)
         in_vain_s = (
             0.0 if any(ab_test.pairs for result in results for ab_test in result.races) else 2 * self.result.seconds
@@ -273,23 +272,22 @@ class _Tuner:
     def _search(self, classes: Sequence[WorkloadClass], is_over: Callable[[], bool], deadline: Deadline) -> None:
         """Measure the configurations of stock llama.cpp in classes with several, --fit first; then choose the rivals.
         Raises OutOfTime."""
-        tests: dict[tuple[StockPlacement, int, str], list[ClassResult]] = {}
+        tests: dict[StockTrial, list[ClassResult]] = {}
         for result in filter(None, self.left(classes)):
             for stock_trial in result.open_tries:
-                tests.setdefault(stock_trial.options, []).append(result)
+                tests.setdefault(stock_trial.unmeasured, []).append(result)
         placer = self._placer
-        for n_done, (options, wanted) in enumerate(tests.items()):
+        for n_done, (trial, wanted) in enumerate(tests.items()):
             if n_done and is_over():
                 break
             by_test = {self._test(result): result.of for result in wanted}
-            arm, operators, n_layer = self._stock_arm(*options), placer.operators, placer.model.n_layer
+            arm, operators, n_layer = self._stock_arm(trial), placer.operators, placer.model.n_layer
             samples, fault = tried(arm, tuple(by_test), operators, n_layer, self._progress, deadline, self._measure)
-            if fault and options == (self._fit, 0, ""):
+            if fault and trial == StockTrial(self._fit):
                 raise DeviceError(f"llama.cpp's own placement cannot be measured: {fault}")
             for test, workload_class in by_test.items():
                 speed = _speed(samples[test], test) if test in samples else None
-                placement, n_draft, device = options
-                self._keep(self.result[workload_class].with_try(StockTrial(placement, speed, fault, n_draft, device)))
+                self._keep(self.result[workload_class].with_try(replace(trial, speed=speed, fault=fault)))
         for result in filter(None, self.left(classes)):
             if not result.stock_plan:
                 self._choose_rival(result)
@@ -299,10 +297,10 @@ class _Tuner:
         with it."""
         late_may_win = self._placer.options.late_first_word
         rival = result.fastest(late_may_win)
-        options, fit = result.tries[rival], result.tries[0]
+        trial, fit = result.tries[rival], result.tries[0]
         name = FIT if rival == 0 else STOCK
-        plan = self._stock_plan(self._workload(result.of), *options.options, name)
-        most_late = LATE * fit.speed.prompt_s / options.speed.prompt_s if fit.speed and options.speed else LATE
+        plan = self._stock_plan(self._workload(result.of), trial, name)
+        most_late = LATE * fit.speed.prompt_s / trial.speed.prompt_s if fit.speed and trial.speed else LATE
         races = []
         for ab_test in result.races:
             same = placement_of(self.result.plan(ab_test.plan)) == placement_of(plan)
@@ -318,10 +316,11 @@ class _Tuner:
 
     def _groups(self, classes: Sequence[WorkloadClass]) -> list[list[ClassResult]]:
         """Group classes whose next A/B tests compare the same two configurations."""
-        groups: dict[tuple[StockPlacement, int, str, str], list[ClassResult]] = {}
+        groups: dict[tuple[StockTrial, str], list[ClassResult]] = {}
         for result in filter(None, self.left(classes)):
             if result.stock_plan and result.open is not None:
-                groups.setdefault((*result.tries[result.rival].options, result.open.plan), []).append(result)
+                compared = result.tries[result.rival].unmeasured, result.open.plan
+                groups.setdefault(compared, []).append(result)
         return list(groups.values())
 
     def _ab_test(self, group: Sequence[ClassResult], is_over: Callable[[], bool], deadline: Deadline) -> None:
@@ -330,7 +329,7 @@ class _Tuner:
         first, ab_test = group[0], group[0].open
         assert ab_test is not None
         class_of_test = {self._test(class_result): class_result for class_result in group}
-        rival = self._stock_arm(*first.tries[first.rival].options)
+        rival = self._stock_arm(first.tries[first.rival])
         ours = self._maker.of_plan(ab_test.policy, self.result.plan(ab_test.plan))
 
         def on_partial(result: BenchResult) -> None:
@@ -345,7 +344,7 @@ class _Tuner:
         operators, n_layer = self._placer.operators, self._placer.model.n_layer
         bench = Bench((rival, ours), tuple(class_of_test), operators, n_layer, MOST_PAIRS, deadline=deadline, done=done)
         result = self._measure(bench, self._progress, on_partial)
-        if why := refusal(result.arms, 1, LEAST_PAIRS):
+        if why := not_comparable(result.arms, 1):
             if result.arms[1].same_as and not any(arm.problems for arm in result.arms):
                 why = f"{ab_test.policy}{SAME}"
             for class_result in group:
@@ -354,22 +353,21 @@ class _Tuner:
         if result.interrupted:
             raise KeyboardInterrupt
 
-    def _stock_arm(self, placement: StockPlacement, n_draft: int, device: str) -> ArmSpec:
+    def _stock_arm(self, trial: StockTrial) -> ArmSpec:
         setting = self._setting
-        if device:
-            setting = self._maker.setting_alone(self._placer.members.index(self._placer.alone_on(device)))
-        name = f"stock {StockTrial(placement, n_draft=n_draft, device=device).flags}"
-        draft = self._stock_plan(self._asked, placement, n_draft, device, FIT).draft if n_draft else None
-        return ArmSpec(name, setting, placement, draft=draft)
+        if trial.device:
+            setting = self._maker.setting_alone(self._placer.members.index(self._placer.alone_on(trial.device)))
+        draft = self._stock_plan(self._asked, trial, FIT).draft if trial.n_draft else None
+        return ArmSpec(f"stock {trial.flags}", setting, trial.placement, draft=draft)
 
-    def _stock_plan(self, workload: Workload, placement: StockPlacement, n_draft: int, device: str, name: str) -> Plan:
-        """A configuration of stock llama.cpp as a plan; n_draft, device: as in StockTrial."""
-        placer, drafter = self._placer.alone_on(device), self._placer.drafter
-        if not n_draft or drafter is None:
-            return stock_plan(placer, workload, placement, name=name)
-        placer_with_drafts, step = with_stock_drafts(placer, drafter, workload, n_draft)
-        plan = stock_plan(placer_with_drafts, replace(workload, step=step), placement, name=name)
-        return replace(plan, draft=drafter.draft(plan, drafter.acceptance.rates[:n_draft]))
+    def _stock_plan(self, workload: Workload, trial: StockTrial, name: str) -> Plan:
+        """A configuration of stock llama.cpp as a plan."""
+        placer, drafter = self._placer.alone_on(trial.device), self._placer.drafter
+        if not trial.n_draft or drafter is None:
+            return stock_plan(placer, workload, trial.placement, name=name)
+        placer_with_drafts, step = with_stock_drafts(placer, drafter, workload, trial.n_draft)
+        plan = stock_plan(placer_with_drafts, replace(workload, step=step), trial.placement, name=name)
+        return replace(plan, draft=drafter.draft(plan, drafter.acceptance.rates[: trial.n_draft]))
 
     def _workload(self, workload_class: WorkloadClass) -> Workload:
         return workload_class.workload(self._asked.n_ctx, self._asked.n_ubatch)

@@ -84,8 +84,9 @@ class StockTrial:
     device: str = ""
 
     @property
-    def options(self) -> tuple[StockPlacement, int, str]:
-        return self.placement, self.n_draft, self.device
+    def unmeasured(self) -> StockTrial:
+        """The configuration alone."""
+        return replace(self, speed=None, fault="")
 
     @property
     def flags(self) -> str:
@@ -193,8 +194,8 @@ class ClassResult:
         return replace(self, races=tuple(ab_test if test.plan == ab_test.plan else test for test in self.races))
 
     def with_try(self, tried: StockTrial) -> ClassResult:
-        """Replace the results of those options."""
-        tries = tuple(tried if stock_trial.options == tried.options else stock_trial for stock_trial in self.tries)
+        """Replace the results of that configuration."""
+        tries = tuple(tried if trial.unmeasured == tried.unmeasured else trial for trial in self.tries)
         return replace(self, tries=tries)
 
     def fastest(self, late_may_win: bool) -> int:

@@ -15,7 +15,7 @@ from math import gcd, inf
 
 from oallama.cost.graph import DeviceCopies
 from oallama.cost.whole import Costs
-from oallama.planner.placement import Placement, cpu, first_that_fits, placed_whole
+from oallama.planner.placement import Placement, all_on_cpu, first_that_fits, placed_whole
 from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import Problem
 
@@ -44,7 +44,7 @@ def atsinfer(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
     costs = inputs.costs
     first_device_layer = first_that_fits(costs.graph.n_layer, inputs.operator_bytes)
     on_device = least_chain(*chain(costs, first_device_layer), max(0, inputs.operator_bytes(first_device_layer)))
-    yield placed_whole(costs, on_device, first_device_layer) if any(on_device) else cpu(costs)
+    yield placed_whole(costs, on_device, first_device_layer) if any(on_device) else all_on_cpu(costs)
 
 
 def chain(costs: Costs, first_device_layer: int) -> tuple[list[Link], float]:

@@ -18,7 +18,7 @@ from oallama.cost.slices import Pricing
 from oallama.cost.whole import Costs
 from oallama.planner.affinity import fill
 from oallama.planner.cutting import CutBlocks, TokenTable, count_blocks, counted_seconds
-from oallama.planner.placement import Placement, cpu, placed_whole, whole_bytes
+from oallama.planner.placement import Placement, all_on_cpu, placed_whole, whole_bytes
 from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import Problem
 from oallama.planner.slicer import Slicer
@@ -37,7 +37,7 @@ def experts_last(costs: Costs, operators: Sequence[Operator], first_device_layer
     sizes = [sum(operators[i].bytes for i in unit) for unit in units]
     chosen = {i for n in fill(range(len(units)), sizes, budget) for i in units[n]}
     if not chosen:
-        return cpu(costs)
+        return all_on_cpu(costs)
     return placed_whole(costs, [i in chosen for i in range(len(operators))], first_device_layer)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from oallama.core.errors import UsageError
 from oallama.core.units import format_seconds
 from oallama.cost.whole import Costs
-from oallama.planner.placement import Placement, cpu
+from oallama.planner.placement import Placement, all_on_cpu
 from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import Problem
 from oallama.planner.slicer import Slicer
@@ -155,7 +155,7 @@ def twinpilots(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
     costs, (slicer, base, modules) = inputs.costs, modules_in(problem, inputs, streamed)
     makespan = module_makespan(slicer, modules, costs, base.first_device_layer, *inputs.cut_bytes())
     if makespan is None or set(makespan.sides) == {CPU}:
-        yield cpu(costs)
+        yield all_on_cpu(costs)
         return
     assigned = [
         module if side == STREAMED or module.cut is None else on_cpu(module)

@@ -16,7 +16,7 @@ from oallama.core.types import Operator, Workload
 from oallama.cost.blocks import is_ffn
 from oallama.cost.experts import expert_use
 from oallama.cost.whole import Costs
-from oallama.planner.placement import OperatorBudget, Placement, VerifiedPlan, cpu, placed_whole, whole_bytes
+from oallama.planner.placement import OperatorBudget, Placement, VerifiedPlan, all_on_cpu, placed_whole, whole_bytes
 from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import SMALLEST_UBATCH, Problem, costs_of
 from oallama.planner.slicer import N_VALUES, Slicing, experts_may_follow
@@ -115,9 +115,9 @@ class SliceSearch:
         """Yield trials with llama.cpp on the CPU alone; the caller cuts each and appends it to `trials`. While memory
         is short, tries smaller micro-batches, which leave more memory for weights."""
         costs, workload, least_s = self._inputs.costs, self._inputs.workload, inf
-        trials.append(self._trial(workload, cpu(costs)))
+        trials.append(self._trial(workload, all_on_cpu(costs)))
         while True:
-            yield self._trial(workload, cpu(costs))
+            yield self._trial(workload, all_on_cpu(costs))
             trial = trials[-1]
             if trial.slicing is None:
                 trials.pop()

@@ -27,7 +27,7 @@ from oallama.planner.placement import (
     OperatorBudget,
     Placement,
     VerifiedPlan,
-    layers,
+    last_layers,
     n_gpu_layers,
     operators_on_cpu,
     placed_whole,
@@ -70,7 +70,7 @@ def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory)
 def stock_fit(costs: Costs, operators: Sequence[Operator], budget: OperatorBudget) -> Placement:
     """The placement with its seconds over the passes of `costs`."""
     n_layer = costs.graph.n_layer
-    whole = layers(costs, budget)
+    whole = last_layers(costs, budget)
     experts = [operator.routed for operator in operators]
     if whole.first_device_layer == 0 or not any(experts):
         return whole
@@ -113,7 +113,7 @@ def _fit(problem: Problem, request: Request) -> VerifiedPlan:
 
 @policy("layers", "whole layers, as llama.cpp's -ngl", reason="no layer fits the device", takes_ngl=True)
 def whole_layers(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
-    yield layers(inputs.costs, inputs.operator_bytes)
+    yield last_layers(inputs.costs, inputs.operator_bytes)
 
 
 #
@@ -130,7 +130,7 @@ def _with_options(placement: Placement, **options: Any) -> Placement:
 
 
 def _layers(problem: Problem, inputs: PolicyInputs) -> Placement:
-    return _with_options(layers(inputs.costs, inputs.operator_bytes))
+    return _with_options(last_layers(inputs.costs, inputs.operator_bytes))
 
 
 def _nothing(problem: Problem, inputs: PolicyInputs) -> Placement:
@@ -263,7 +263,7 @@ def fastest_stock(problem: Problem, request: Request) -> VerifiedPlan:
     return next(iter(most_promising(problem, request, most=1, to_beat_s=fit.predicted.over(request.phase))), fit)
 
 
-cpu = register(
+cpu_policy = register(
     Policy(
         "cpu", "nothing on the device", lambda p, request: on_cpu(p, request.workload, request.phase), uses_device=False
     )
