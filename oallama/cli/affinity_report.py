@@ -34,15 +34,15 @@ FORMATS = ("table", "json", "html")
     show_default=True,
     metavar="PHASE",
     group=Group.WORKLOAD,
-    help="decode, prefill or mixed.\f Times to rank by: a token's, the prompt's, or both, as often as they run.",
+    help="Rank by the time of a token (decode), of the prompt (prefill), or of the whole run (mixed).",
 )
 @option(
     "--policy",
     type=PolicyName(),
     metavar="POLICY",
     group=Group.PLACEMENT,
-    help="Show the plan of this policy.\f It is the plan that `oallama run --policy POLICY` loads, with its splits and "
-    "streams; auto: before any measurement against stock llama.cpp. Default: OATO's search for the phase.",
+    help="Show the plan that `oallama run --policy POLICY` loads.\f auto: the fastest by prediction, whatever tuning "
+    "found. Default: OATO's search for the phase.",
 )
 @rules_options
 @parallel_option

@@ -182,7 +182,8 @@ request_options = as_record("requests", RequestOptions)
 @shared.model_argument
 @option(
     "--arms", type=parsed(parse_names), metavar="A,B,…", group=Group.COMPARED, show_default="stock-best,auto",
-    help="Policies, plans (*.json), stock-best, -fit, -ngl, -no-host, -ncmoe, -moe-cache, -cpu.\f "
+    help="Policies, plan files (*.json), stock-best, stock-fit, stock-ngl, stock-no-host, stock-ncmoe, "
+    "stock-moe-cache, stock-cpu.\f "
     "Ratios are to the first arm. The suffix -ubN sets a micro-batch of N tokens; @N runs stock llama.cpp on device N "
     "alone, counted from 0. The default without a device is stock-cpu,auto; with several devices "
     "stock-fit over all, stock-fit on each, and auto.",
@@ -200,7 +201,7 @@ request_options = as_record("requests", RequestOptions)
 @rules_options
 @shared.profile_option
 @option("--reload", is_flag=True, group=Group.TIMED, advanced=True,
-        help="Reload each arm for each turn; automatic if the arms do not fit together.")  # fmt: skip
+        help="Load an arm anew for each turn; automatic if the arms do not fit into memory together.")  # fmt: skip
 @shared.tuned_option
 @shared.retune_option
 @option("--progress/--no-progress", default=None, advanced=True, show_default="on a terminal", help="Show progress.")

@@ -34,7 +34,7 @@ def command(as_json: bool) -> None:
         [devices_table(devices, (f"CPU: {cpu['name']}, {cores}", f"features: {' '.join(cpu['features'])}", libraries))]
     )
     if not any(device.type in ("GPU", "IGPU") for device in devices):
-        log("no GPU found: `--device emulated:rtx3060` emulates the timing of one")
+        log("no GPU found: `--device emulated:rtx3060` emulates a GPU's timing")
 
 
 def cpu_document() -> tuple[dict[str, Any], dict[str, Any]]:

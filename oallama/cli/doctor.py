@@ -15,8 +15,8 @@ from oallama.cli.output import each_awaited, emit, emit_json, styled
 @json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Check the installation: versions, native libraries, devices, the CPU's weight layouts, a run on the CPU, the
-    split back end and a run with it, the cache. Says what to do about each failure; the exit code is then 1.
+    """Check the installation: versions, native libraries, devices, the CPU's weight layouts, test runs on the CPU and
+    with the split back end, and the cache. Prints a remedy for each failure, and then exits with 1.
     """
     from oallama.cli.checks import outcomes
     from oallama.report.text import printable

@@ -33,8 +33,8 @@ def command(plan_file: str, target: str, output: str | None) -> None:
     same placement.
 
     Layouts of this CPU, and plans that split operators, need the plugin libggml-oallama, which the command line loads.
-    The plugin reads the splits from a plan file of its own, which is written beside PLAN, with the suffix .oallama;
-    `--to plugin` prints it.
+    The plugin reads the splits from a second file, written beside PLAN with the suffix .oallama; `--to plugin` prints
+    it.
     """
     from oallama.placer import Placer
     from oallama.plan.export import export_command

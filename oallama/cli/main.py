@@ -90,8 +90,8 @@ Run large language models on machines whose GPU is too small for them. Each weig
   oallama run model.gguf "Why is the sky blue?"    answer a prompt
   oallama affinity-report model.gguf               show what goes where, and why
 
-Without MODEL, `oallama run` uses the built-in story model. Without a GPU, `--device emulated:rtx3060` emulates the
-timing of one.
+Without MODEL, `oallama run` uses the built-in story model. Without a GPU, `--device emulated:rtx3060` emulates a GPU's
+timing.
 """
 
 

@@ -102,7 +102,7 @@ def device_option(function: Function) -> Function:
 
 vram_option = option(
     "--vram", type=parsed(parse_sizes), metavar="SIZE", group=Group.DEVICE, show_default="free memory",
-    help="Device memory budget, e.g. 6GiB.\f Plan as if the device had this much. Of several devices: 10GiB,6GiB.",
+    help="Plan for a device with this much memory, e.g. 6GiB.\f Several devices: 10GiB,6GiB.",
 )  # fmt: skip
 
 vram_fill_option = option(
@@ -119,7 +119,7 @@ PLACEMENT = (device_option, vram_option, vram_fill_option, gpu_weights_option, t
 
 context_option = option(
     "-c", "--ctx-size", "n_ctx", type=count(0), metavar="N", group=Group.DEVICE, show_default="4096",
-    help="Context size in tokens; 0: as trained.\f The default grows if the workload needs more, and shrinks if the "
+    help="Context size; 0: as trained.\f In tokens. The default grows if the workload needs more, and shrinks if the "
     "model was trained on less.",
 )  # fmt: skip
 
@@ -166,18 +166,19 @@ CONTEXT = (context_option, batch_option, ubatch_option, *ATTENTION)
 
 tuned_option = option(
     "--tuned/--no-tuned", default=True, show_default="on", group=Group.PLACEMENT, advanced=True,
-    help="Policy auto: use the plan that tuning found. --no-tuned: the plan that is predicted to be fastest, untested.",
+    help="Policy auto: run the plan that won in tuning. --no-tuned: run the fastest plan by prediction, without a "
+    "test.",
 )  # fmt: skip
 
 late_option = option(
     "--late-first-word", is_flag=True, group=Group.PLACEMENT, advanced=True,
-    help="Policy auto: accept a plan whose first word comes more than 1.25 times as late as with llama.cpp's own "
-    "placement.",
+    help="Policy auto: also accept a plan that takes more than 1.25 times as long to the first token as llama.cpp's "
+    "own placement.",
 )  # fmt: skip
 
 retune_option = option(
     "--retune", is_flag=True, group=Group.PLACEMENT, advanced=True,
-    help="Policy auto: measure again even if an earlier result is still valid.",
+    help="Discard earlier results, and measure again.",
 )  # fmt: skip
 
 

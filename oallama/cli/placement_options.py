@@ -65,7 +65,7 @@ class PlacementOptions:
         if self.plan_file is not None and (self.policy, self.step) != (PolicyOptions(), StepOptions()):
             raise UsageError(
                 "--plan cannot be combined with --policy, -ngl, --affinity, --fill, --prefetch, --spec, --model-draft "
-                "or --expect-parallel: the plan says"
+                "or --expect-parallel: the plan file sets them"
             )
 
     def expecting(self, slots: int) -> PlacementOptions:
@@ -88,7 +88,7 @@ class PlacementOptions:
     def check_depth(self, n_depth: int | None) -> None:
         """Raise UsageError for -d together with --plan."""
         if self.plan_file is not None and n_depth is not None:
-            raise UsageError("-d is for planning and cannot be combined with --plan")
+            raise UsageError("-d changes only planning, so it has no use with --plan; omit it")
 
     def plan_for(
         self,

@@ -45,10 +45,12 @@ class PolicyOptions:
     """Values of --policy, -ngl and their rules; None if not given."""
 
     policy: str | None = option_field("--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT,
-        help="auto (default), oato, scheinfer, layers, cpu.\f auto: fastest by prediction; oato: whole operators, by "
-        "GPU affinity; split: also operators split between CPU and device; scheinfer: also weights streamed to the "
-        "device; experts: also the most used experts on the device; layers: whole layers, as llama.cpp's -ngl; cpu: "
-        "only the CPU. For comparison: fit, llama.cpp's own --fit; other systems' (docs/policies.md).")  # fmt: skip
+        help="auto (default), oato, split, scheinfer, experts, layers, cpu, stock, fit.\f auto: the plan that tuning "
+        "found; where nothing is tuned, see --tune; in plan, simulate and what-if the fastest by prediction; oato: "
+        "whole operators, by GPU affinity; split: also operators split between CPU and device; scheinfer: also weights "
+        "streamed to the device; experts: also the most used experts on the device; layers: whole layers, as "
+        "llama.cpp's -ngl; cpu: only the CPU; stock: the fastest options of llama.cpp; fit: llama.cpp's own --fit. For "
+        "comparison: other systems' (docs/policies.md).")  # fmt: skip
     n_gpu_layers: int | None = option_field("-ngl", "--gpu-layers", "--n-gpu-layers", type=count(0), metavar="N",
         group=Group.PLACEMENT, advanced=True,
         help="Put N layers on the device, counting the output as one; ignored without a device.")  # fmt: skip

@@ -24,7 +24,7 @@ from oallama.core.options import Options
     show_default=True,
     metavar="LIST",
     advanced=True,
-    help="Batch sizes to time, in tokens; 1 is decode. The CPU is also timed at 4 and 8.",
+    help="Batch sizes to time, in tokens; 1 is decode. 2, 3, 4, 5 and 8 are always added between these.",
 )
 @option("--refresh", is_flag=True, help="Measure again, ignoring the cache.")
 @option(
@@ -41,7 +41,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Time each distinct matrix multiplication of the model on the CPU and on the device, and the link between them.
-    Takes a minute or two; the result is cached. Keep the machine quiet meanwhile.
+    Takes a minute or two; the result is cached. Close other programs meanwhile.
 
     \f
     The CPU is timed in each weight layout. After an interruption it continues where it stopped.

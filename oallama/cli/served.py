@@ -58,7 +58,8 @@ def served_model(
         served = replace(served, plan=embedding_plan or served.plan)
         if embedding_plan is None:
             log(
-                "note: no embeddings: the plan leaves the device no room for them; --no-tuned without --plan makes room"
+                "note: no embeddings: the plan leaves too little device memory; use --no-tuned and no --plan to plan "
+                "for them"
             )
     served = replace(served, plan=with_repeated_drafts(placer, served.plan))
     with counting(placer, count_experts) as count:
@@ -66,11 +67,10 @@ def served_model(
 
 
 class ServedModel:
-    """wanted: the requested placement. fallback: the one after the loss of the device, or of the RPC server beside it;
-    None without a device.
+    """wanted: the requested placement. fallback: the placement after the loss of the device or of an RPC server; None
+    without a device.
 
-    memory_kept: the plan was made now, with room for the requested projector. count: gets the uses of experts; None:
-    not counted.
+    memory_kept: the plan was made now, with room for the projector. count: gets the uses of experts; None: not counted.
     """
 
     def __init__(

@@ -23,8 +23,9 @@ from oallama.core.files import cache_folder
 @click.pass_context
 def command(context: click.Context, llama_cpp: str | None, sha256: str | None, refresh: bool, programs: bool) -> None:
     """Install llama.cpp and its programs (llama-server, llama-cli, llama-bench) in this environment. Without options,
-    compile it for this machine's CPU and GPU, once, and cache it; a build given earlier is kept. A prebuilt
-    llama.cpp must be of the release that oallama works with. OALLAMA_BACKEND and CMAKE_ARGS choose what is compiled.
+    compile it for this machine's CPU and GPU, once, and cache it; a build chosen with --llama-cpp stays in use. A
+    prebuilt llama.cpp must be of the release that oallama works with. OALLAMA_BACKEND and CMAKE_ARGS choose what is
+    compiled.
     """
     from oallama.core.units import format_seconds
     from oallama.setup.console import Console, guarded, lock

@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     "-n", "--n-gen", type=count(0), metavar="N_GEN", group=Group.WORKLOAD, show_default="the plan's, else 128",
     help="Tokens to generate.",
 )  # fmt: skip
-@shared.depth_option
+@option(
+    "-d", "--n-depth", type=count(0), metavar="N", group=Group.WORKLOAD, advanced=True,
+    show_default="the plan's, else 0", help="Tokens in the KV cache before the prompt.",
+)  # fmt: skip
 @shared.gathered(*shared.PLACEMENT, shared.context_option)
 @shared.profile_option
 @shared.json_option

@@ -43,7 +43,7 @@ class StepOptions:
 
     def __post_init__(self) -> None:
         if self.draft_model is not None and self.spec in ("ngram", "mtp"):
-            raise UsageError(f"--spec {self.spec} needs no draft model; leave --model-draft out, or --spec")
+            raise UsageError(f"--spec {self.spec} cannot be combined with --model-draft")
 
     @property
     def drafts(self) -> bool:
@@ -91,7 +91,10 @@ class StepOptions:
 
         if (drafter := placer.drafter) is not None:
             check_room(placer, drafter.least_bytes, plan.memory.limit)  # more of it is known once the card is timed
-            log("note: no drafts until `oallama tune` has measured whether they pay here; --no-tuned uses them now")
+            log(
+                "note: drafts start once `oallama tune` has measured that they are faster here; --no-tuned uses them "
+                "now"
+            )
 
     def plan(self, placer: Placer, workload: Workload, plan: Callable[[Placer, Workload], Plan]) -> Plan:
         """Return the plan with the requested drafts. Raises as planned_with_drafts."""

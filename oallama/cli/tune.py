@@ -19,7 +19,7 @@ from oallama.core.options import Options
 @shared.gathered(*shared.PLACEMENT, *shared.CONTEXT, shared.late_option)
 @option(
     "-p", "--n-prompt", type=count(1), metavar="N_PROMPT", group=Group.WORKLOAD, show_default="all classes",
-    help="Tune only for prompts of this length.\f With -d: after a history.",
+    help="Tune only for the class of prompts of this length; with -d, after a history.",
 )  # fmt: skip
 @shared.depth_option
 @draft_options

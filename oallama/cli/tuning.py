@@ -128,8 +128,8 @@ def tuning_gain(placer: Placer, workload: Workload, stock: Plan) -> str:
     now = best = None
     with contextlib.suppress(OallamaError):  # the prediction is optional
         if near := tuned_plan(placer, workload):
-            use = f"using {policy_on(near.plan.policy, near.plan.device)} as for {near.result.of.name}"
-            return f"{use}; measure {near.asked.name}: {tune_command(placer, workload)}"
+            use = f"using the plan for {near.result.of.name}, {policy_on(near.plan.policy, near.plan.device)}"
+            return f"{use}; to tune for {near.asked.name}: {tune_command(placer, workload)}"
         if so_far := unsettled(placer, workload):
             result, left_s = so_far
             return f"{result.sentence}; confirm ({minutes_text(left_s)}): {tune_command(placer, workload)}"
@@ -137,7 +137,8 @@ def tuning_gain(placer: Placer, workload: Workload, stock: Plan) -> str:
             now = placer.price(stock, workload)
             if not placer.members:  # it is of one device
                 best = physical_bound(placer.problem_for(stock), workload, stock.memory)
-    return f"using llama.cpp's placement; {gain_text(now, best)}: {tune_command(placer, workload)}, or --tune before"
+    gain, how = gain_text(now, best), f"{tune_command(placer, workload)}, or --tune before"
+    return f"using llama.cpp's placement; {gain}. To measure: {how}"
 
 
 def tell_doubt(placer: Placer) -> None:

@@ -80,8 +80,8 @@ def file_or_shape(word: str) -> str:
     help="Device memory of the cards, e.g. 6GiB.",
 )  # fmt: skip
 @option("--cores", type=count(1, 1024), metavar="N", group=Group.DEVICE,
-        help="CPU cores of another PC, as Zen 4 cores.\f With this or --ram-speed nothing is measured; the other "
-        "defaults to a usual PC's.")  # fmt: skip
+        help="Predict for a PC with N Zen 4 cores instead of this machine's CPU, without measuring.\f Without "
+        "--ram-speed: a usual PC's memory.")  # fmt: skip
 @option("--ram-speed", "ram_speed", type=click.FloatRange(1, 10_000), metavar="GB/s", group=Group.DEVICE,
         help="Memory bandwidth of that PC: 40 (DDR4), 60 (DDR5).")  # fmt: skip
 @option("--policy", type=PolicyName(), default="auto", show_default=True, metavar="POLICY", group=Group.PLACEMENT,
@@ -103,8 +103,8 @@ def command(
     profile: str | None,
     as_json: bool,
 ) -> None:
-    """Predict a model's speed on cards that you need not have: with llama.cpp's fastest options, and with the best
-    plan that a quick search finds. Popular models are known by name, without a file.
+    """Predict a model's speed on cards that need not be in this machine: with llama.cpp's fastest options, and with the
+    best plan that a quick search finds. Popular models are known by name, without a file.
 
     \b
       oallama what-if gemma-3-27b --ram-speed 60

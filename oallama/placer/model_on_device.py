@@ -41,7 +41,7 @@ HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
 class ModelOnDevice:
     """A model on one device, or on several; measures only when needed. members: the model on each of several devices
-    alone; the profile and everything else of a device is then the first one's."""
+    alone; with several devices, profile and device properties are those of the first."""
 
     def __init__(
         self,
@@ -103,7 +103,9 @@ class ModelOnDevice:
         if self.members:
             names = ", ".join(str(member.device) for member in self.members)
             n_devices = len(self.members)
-            raise UsageError(f"{what} needs one device, and there are {n_devices}; name one of {names} (--device)")
+            raise UsageError(
+                f"{what} needs a single device, but {n_devices} are in use; choose one with --device: {names}"
+            )
 
     @cached_property
     def threads(self) -> int:
@@ -209,7 +211,8 @@ class ModelOnDevice:
             check_type(name, maybe, int, type(None))
         if n_prompt < 1 or n_gen < 0 or n_past < 0 or n_parallel < 1:
             raise UsageError(
-                "a workload needs at least one request and prompt token, and no negative count; check -p and -n"
+                "a workload needs at least one request and one prompt token, and counts must not be negative; check "
+                "-p, -n and -d"
             )
         n_tokens = n_past + n_prompt + n_gen
         rounded_context = -(-n_tokens // 256) * 256
@@ -334,7 +337,7 @@ def in_order_of_speed(members: Sequence[ModelOnDevice]) -> tuple[ModelOnDevice, 
 
 
 def check_several(device: DeviceSpec, options: Options, profile: Profile | None) -> None:
-    """Raises UsageError for options that one device has, or another number of sizes than devices."""
+    """Raises UsageError for options that need a single device, or if --vram does not give one size per device."""
     n_devices, n_sizes = len(device.each), len(options.other_vram) + 1
     if options.other_vram and n_sizes != n_devices:
         raise UsageError(f"--vram gives {n_sizes} sizes, but --device names {n_devices}; give one for each device")

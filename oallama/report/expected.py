@@ -92,8 +92,8 @@ def gain_text(current: Predicted | None, best: Predicted | None) -> str:
         return "gain unknown until measured"
     ratio = current.total_s / best.total_s
     if ratio < 1 + WORTH:
-        return f"no other is predicted to be {WORTH:.0%} faster; confirm"
-    return f"another may be up to {ratio:.2f}× faster; confirm"
+        return f"no other placement is predicted to be {WORTH:.0%} faster"
+    return f"another placement may be up to {ratio:.2f}× faster"
 
 
 OFF = 0.25

@@ -121,8 +121,8 @@ def run_text(report: AffinityReport) -> str:
         return ""
     if report.device == CPU_DEVICE:
         return (
-            "`oallama run` uses only the CPU, as no device was found: --device emulated:rtx3060 emulates the timing of "
-            "one, and `oallama what-if` predicts cards."
+            "`oallama run` uses only the CPU: no device was found. `--device emulated:rtx3060` emulates a GPU's "
+            "timing; `oallama what-if` predicts other cards."
         )
     if run.measured:
         return f"`oallama run` uses policy {run.plan.policy}: it was compared with stock llama.cpp on this machine."
@@ -140,7 +140,7 @@ def order_text(report: AffinityReport) -> str:
         return "Operators go to the device by rank, while they gain and fit."
     policy = printable(report.plan.policy)
     if not report.plan.n_on("split"):
-        return f"The ranking is OATO's. Policy {policy} places whole operators in an order of its own."
+        return f"The ranking is OATO's. Policy {policy} does not place operators by it."
     return (
         "The ranking is OATO's: whole operators go to the device by rank, and each figure assumes OATO's placement of "
         f"the neighbours. Policy {policy} also splits operators. A byte then saves a different time, so the first "
@@ -168,7 +168,7 @@ def zero_text(rows: Sequence[Affinity]) -> str:
     low, high = min(benefits, default=0.0), max(benefits, default=0.0)
     if low <= 0 < high:
         zero = -low / (high - low)
-        return f"An operator that saves nothing would have affinity {zero:.2f}; '-' means slower on the GPU."
+        return f"Affinity {zero:.2f} would mean that no time is saved; '-': slower on the card."
     return f"{'Every' if high > 0 else 'No'} operator saves time on the device."
 
 
@@ -230,7 +230,7 @@ def convergence_text(report: AffinityReport) -> str:
     steps = plural(report.iterations, "iteration")
     if report.converged:
         return f"The affinities were stable after {steps}."
-    return f"The affinities ran in a cycle ({steps}); its plan with the least predicted time was kept."
+    return f"The affinities repeated without settling ({steps}); the fastest plan among them was kept."
 
 
 def predicted_by(plan: Plan) -> Predicted:
@@ -255,7 +255,7 @@ def step_text(step: DecodeStep, draft: Draft | None) -> str:
     yields = f", and is expected to add {three_digits(step.n_yielded)} to each answer" if step.n_draft else ""
     draft_bytes = 0 if draft is None else draft.device_bytes or draft.host_bytes
     side = "device" if draft is not None and draft.device_bytes else "host"
-    takes = f"; what drafts takes {format_bytes(draft_bytes)} of the {side}'s memory" if draft_bytes else ""
+    takes = f"; the draft model takes {format_bytes(draft_bytes)} of the {side}'s memory" if draft_bytes else ""
     return f"A decode step computes {step.n_tokens} tokens{requests}{yields}{takes}."
 
 

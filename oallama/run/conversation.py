@@ -35,7 +35,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """An exchange is a user message and the messages up to the next one."""
+    """A turn is a user message and the messages up to the next one."""
 
     system: str | None = None
     messages: tuple[Message, ...] = ()
@@ -51,11 +51,11 @@ class Conversation:
         return len(self._starts())
 
     def without_oldest(self, n: int) -> Conversation:
-        """Drop the first n exchanges and what precedes them; n less than n_turns."""
+        """Drop the first n turns and what precedes them; n less than n_turns."""
         return self if n == 0 else replace(self, messages=self.messages[self._starts()[n] :])
 
     def without_last(self) -> Conversation:
-        """Drop the last exchange. Raises UsageError if there is none."""
+        """Drop the last turn. Raises UsageError if there is none."""
         if not self._starts():
             raise UsageError("the conversation is empty")
         return replace(self, messages=self.messages[: self._starts()[-1]])
@@ -152,7 +152,7 @@ def _parts(content: Sequence[Any]) -> tuple[str | None, tuple[str, ...]]:
 
 
 def fewest_dropped(conversation: Conversation, fits: Callable[[Conversation], bool]) -> int | None:
-    """The least number of oldest exchanges to drop so that the rest fits; None if even the last does not fit. fits must
+    """The least number of oldest turns to drop so that the rest fits; None if even the last does not fit. fits must
     be monotonic."""
     numbers = range(conversation.n_turns)
     n = bisect_left(numbers, True, key=lambda n: fits(conversation.without_oldest(n)))

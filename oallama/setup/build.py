@@ -135,7 +135,7 @@ def compile_build(console: Console, step: Step, build: Build, python: Path, env:
     name, folder = build.backend.name, work / "build"
     jobs = build_jobs(env)
     minutes = max(1, round(CORE_MINUTES.get(name, CORE_MINUTES_OTHER) / jobs))
-    step.announce(f"fetching and compiling llama.cpp, {jobs} jobs: about {minutes} min, once")
+    step.announce(f"downloading and compiling llama.cpp, {jobs} jobs: about {minutes} min, once")
     source = download_source(console, step, work, python, env)
     packages = package_environment(env, python)
     tools = work / "tools"

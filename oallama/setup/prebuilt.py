@@ -93,7 +93,7 @@ def download(source: str, sha256: str, archive: Path, step: Step) -> None:
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno in DISK_FAILED:
             raise
-        raise SetupError(f"cannot fetch {source} ({error}): check the address, or give a file") from error
+        raise SetupError(f"cannot download {source} ({error}): check the address, or give a file") from error
     if (hash_ := digest(archive)) != sha256:
         raise SetupError(f"{source} has the SHA-256 {hash_}, not {sha256}: do not trust it")
 

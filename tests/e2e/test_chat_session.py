@@ -118,7 +118,7 @@ def test_a_picture_goes_with_the_next_message_where_there_is_a_projector(chatty,
     assert second > cached > 16
     assert json.loads(talk.read_text())["messages"][0]["content"][0]["type"] == "image_url"
     reloaded = piped(f"/load {talk}\n/save {tmp_path / 'again.json'}\n", *common)
-    assert "1 exchange" in reloaded.stderr
+    assert "1 turn" in reloaded.stderr
     assert (tmp_path / "again.json").read_text() == talk.read_text()
     assert "takes no pictures; start it with --mmproj" in piped(f"/image {picture}\n", *common).stderr
 

@@ -217,7 +217,7 @@ def test_a_plan_that_does_not_go_with_what_is_asked_is_refused(plan_file, tmp_pa
         here("simulate", MODEL, file, "--machine", TESTBED, code=2)
     assert here("run", "hi", "--plan", tmp_path / "none.json", code=2).stderr.count("\n") == 1
     for command in ("chat", "serve"):
-        assert "cannot be combined with --plan" in here(command, MODEL, "--plan", plan_file, "-d", 512, code=2).stderr
+        assert "it has no use with --plan" in here(command, MODEL, "--plan", plan_file, "-d", 512, code=2).stderr
 
 
 def test_unusable_input_is_exit_code_2_and_one_line(tmp_path):

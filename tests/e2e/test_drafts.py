@@ -126,7 +126,7 @@ def test_a_model_without_such_a_block_or_with_several_is_refused(tmp_path: Path)
     two = write_gguf(tmp_path / "two.gguf", "qwen35", n_layer=4, metadata={"qwen35.nextn_predict_layers": 2})
     with pytest.raises(UsageError, match=r"2 blocks that predict further tokens \(MTP\); one is supported; leave"):
         Placer.load(two, device="none").plan("cpu", mtp=True)
-    with pytest.raises(UsageError, match="--spec mtp needs no draft model"):
+    with pytest.raises(UsageError, match="--spec mtp cannot be combined with --model-draft"):
         StepOptions("mtp", str(STORIES))
 
 
@@ -145,7 +145,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     placer = Placer.load(STORIES, device="none")
     with pytest.raises(UsageError, match="another vocabulary"):
         placer.plan("cpu", draft_model=str(other))
-    with pytest.raises(UsageError, match="--spec ngram needs no draft model"):
+    with pytest.raises(UsageError, match="--spec ngram cannot be combined with --model-draft"):
         StepOptions("ngram", str(other))
 
 
@@ -195,7 +195,7 @@ def test_llama_server_is_timed_on_a_device_that_keeps_time() -> None:
 def test_a_run_that_is_not_tuned_says_that_it_makes_no_drafts() -> None:
     """And refuses a draft model that could make none."""
     asked = ("run", STORIES, "Once", "-n", 2, "-md", STORIES, "--device", "rpc-worker")
-    assert "note: no drafts until `oallama tune` has measured" in here(*asked).stderr
+    assert "note: drafts start once `oallama tune` has measured" in here(*asked).stderr
     assert "the draft model needs" in here(*asked, "--vram", "1MiB", code=2).stderr
 
 

@@ -161,7 +161,8 @@ def test_run_chat_and_serve_use_the_plan_that_won_for_their_class_to_the_byte(
             assert is_unknown == (workload.n_past > 0), "after a history the nearest class counts"
             if is_unknown:
                 told = tuning_gain(on, workload, plan)
-                assert told.startswith(f"using {policy_on(plan.policy, plan.device)} as for short questions; measure ")
+                placed = policy_on(plan.policy, plan.device)
+                assert told.startswith(f"using the plan for short questions, {placed}; to tune for ")
 
 
 def test_the_nearest_class_serves_those_that_nothing_was_measured_for(placer: Placer) -> None:

@@ -78,7 +78,7 @@ def test_what_is_no_conversation_is_refused_in_a_sentence(text, said):
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_exchanges_begin_with_the_user():
+def test_turns_begin_with_the_user():
     greeted = Conversation("s", (Message("assistant", "hello"), *talk(3).messages, Message("assistant", "more")))
     assert greeted.n_turns == 3
     assert greeted.without_oldest(0) == greeted
@@ -92,7 +92,7 @@ def test_exchanges_begin_with_the_user():
 @pytest.mark.parametrize("n", [1, 2, 8, 13])
 def test_as_few_of_the_oldest_are_dropped_as_must_be(n):
     made = talk(n).with_message("user", "last")
-    for room in range(1, n + 2):  # exchanges that fit
+    for room in range(1, n + 2):  # turns that fit
         assert fewest_dropped(made, lambda shorter, room=room: shorter.n_turns <= room) == n + 1 - room
     assert fewest_dropped(made, lambda shorter: False) is None
 
@@ -199,7 +199,7 @@ def test_a_lost_device_ends_it_and_in_a_pipe_ctrl_c(stopped, interactive, chat):
         say("a", interactive=interactive)
 
 
-def test_the_oldest_exchanges_are_dropped_but_saved(chat, capsys, tmp_path):
+def test_the_oldest_turns_are_dropped_but_saved(chat, capsys, tmp_path):
     session, say = chat(*["x" * 60] * 9, system="S" * 20, n_ctx=400)
     say(*(f"q{i}" for i in range(9)))
     assert all(asked.startswith("<system>" + "S" * 20) for asked in session.engine.asked)

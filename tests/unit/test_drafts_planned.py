@@ -118,8 +118,8 @@ def test_a_step_is_timed_for_the_experts_that_its_tokens_use() -> None:
         (
             DecodeStep(1, 2, 1.375),
             Draft("draft-simple", 2, "small.gguf", True, 3 << 20),
-            "A decode step computes 3 tokens, and is expected to add 2.38 to each answer; what drafts takes 3 MiB of "
-            "the device's memory.",
+            "A decode step computes 3 tokens, and is expected to add 2.38 to each answer; the draft model takes 3 MiB "
+            "of the device's memory.",
         ),
     ],
 )

@@ -53,7 +53,7 @@ def test_a_policy_of_another_package_is_imported_when_it_is_asked_for(install: I
 
 def test_a_module_that_registers_another_name_says_so(install: Install) -> None:
     install("oallama.policies", "others", WORKS)
-    with pytest.raises(UsageError, match="does not register it; name its @policy 'others'"):
+    with pytest.raises(UsageError, match=r"does not register it; use @policy\('others', …\)"):
         policy_named("others")
 
 

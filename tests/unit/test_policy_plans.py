@@ -212,7 +212,7 @@ def test_a_placement_without_its_seconds_is_refused() -> None:
     nothing = [False] * len(world.operators)
     with (
         own_policy("unpriced", lambda problem, room: [Placement.whole(nothing, 0)]) as policy,
-        pytest.raises(UsageError, match="policy unpriced yields a placement without its seconds"),
+        pytest.raises(UsageError, match="policy unpriced yields a placement without predicted seconds"),
     ):
         world.plan(policy)
 

@@ -152,7 +152,9 @@ def test_where_no_device_is_named_all_gpus_are_used_the_fastest_first(two_gpus: 
     placer = Placer(SMALL, weights_of(SMALL), [], Options())
     assert str(placer.device) == "CUDA1,CUDA0" and placer.chose_devices
     assert [str(member.device) for member in placer.members] == ["CUDA1", "CUDA0"]
-    with pytest.raises(UsageError, match=r"policy oato needs one device, and there are 2; name one of CUDA1, CUDA0"):
+    with pytest.raises(
+        UsageError, match="policy oato needs a single device, but 2 are in use; choose one with --device: CUDA1, CUDA0"
+    ):
         plan_over_devices(placer, Request(LONG, oato), lambda member: a_plan())
     named = Placer(SMALL, weights_of(SMALL), [], Options(device="CUDA0,CUDA1"))
     assert str(named.device) == "CUDA0,CUDA1" and not named.chose_devices
@@ -190,7 +192,7 @@ def test_each_of_several_devices_is_profiled_and_one_exported(
     assert exit_code(["profile", str(model)]) == 0
     assert {"card", "slow"} <= set(capsys.readouterr().out.split())
     assert exit_code(["profile", str(model), "--export", str(tmp_path / "p.json")]) == 2
-    assert "--export needs one device, and there are 2" in capsys.readouterr().err
+    assert "--export needs a single device, but 2 are in use" in capsys.readouterr().err
 
 
 def test_the_gpus_that_there_are_have_the_first_ones_back_end_and_no_integrated_one_beside_them() -> None:

@@ -54,7 +54,7 @@ def test_the_memory_breakdown_adds_up_as_shown():
 @pytest.mark.parametrize(
     ("benefits", "said"),
     [
-        ((3.0, -1.0, None), "would have affinity 0.25"),
+        ((3.0, -1.0, None), "Affinity 0.25 would mean that no time is saved"),
         ((-1.0, -2.0), "No operator saves time on the device."),
         ((2.0, 1.0), "Every operator saves time on the device."),
     ],

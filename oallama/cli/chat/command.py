@@ -50,7 +50,7 @@ def command(
     \b
       oallama chat model.gguf --system "Answer in one sentence."
       oallama chat model.gguf --temp 0 --json-schema '{"type": "object"}'
-      printf '%s\\n' "Hello!" "Tell me a story." | oallama chat --tune never
+      printf '%s\\n' "Hello!" "Tell me a story." | oallama chat
 
     \f
     In a pipe each line is a message, and stdout gets only the answers. A line that begins with / is a command. Ctrl-C

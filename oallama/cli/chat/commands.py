@@ -127,7 +127,7 @@ def _save(session: ChatSession, path: str) -> None:
 
 def _load(session: ChatSession, path: str) -> None:
     session.begin(Conversation.from_json(text_of_file(path, "conversation")))
-    log(f"read {path}: {plural(session.conversation.n_turns, 'exchange')}; the next message continues it")
+    log(f"read {path}: {plural(session.conversation.n_turns, 'turn')}; the next message continues it")
 
 
 def _image(session: ChatSession, path: str) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from oallama.run.answer import Generation
     from oallama.run.engine import Engine
 
-ANSWER_SHARE = 1 / 8  # least share of the context for the answer; the oldest exchanges are dropped to keep it
+ANSWER_SHARE = 1 / 8  # least share of the context for the answer; the oldest turns are dropped to keep it
 KEPT_SHARE = 3 / 4  # of the context: most tokens of a prompt after dropping, so that the next messages drop none
 
 
@@ -41,7 +41,7 @@ class ChatSession:
         self.pictures: list[str] = []  # data URLs that go with the next message
         self.last: Generation | None = None
         self.conversation = conversation  # all messages, also those that the model no longer sees
-        self._n_dropped = 0  # number of oldest exchanges that the model no longer sees
+        self._n_dropped = 0  # number of oldest turns that the model no longer sees
         self._n_retries = 0  # of the last question
 
     def begin(self, conversation: Conversation) -> None:
@@ -111,7 +111,7 @@ class ChatSession:
             log("note: the model ended this text; your next line begins a new one")
 
     def _fitted(self, asked: Conversation) -> Conversation:
-        """Return the conversation without its oldest exchanges if it is too long. Raises UsageError if the last message
+        """Return the conversation without its oldest turns if it is too long. Raises UsageError if the last message
         alone is too long."""
         engine = self.engine
         n_ctx, n = engine.n_ctx, self.settings.n_gen
@@ -135,7 +135,7 @@ class ChatSession:
             system = " after the system prompt" if asked.system else ""
             log(
                 f"note: the context of {n_ctx} tokens is full: the model no longer sees the oldest "
-                f"{self._n_dropped} of {asked.n_turns} exchanges{system}"
+                f"{self._n_dropped} of {asked.n_turns} turns{system}"
             )
         return seen.without_oldest(n_more)
 

@@ -133,7 +133,9 @@ def find_policy(name: str) -> Policy | None:
     if name not in POLICIES:
         is_offered = load_offered(EXTENSIONS, name) is not None
         if is_offered and name not in POLICIES:
-            raise UsageError(f"the package that offers policy {name} does not register it; name its @policy {name!r}")
+            raise UsageError(
+                f"the package that offers policy {name} does not register it; use @policy({name!r}, …) in its module"
+            )
     return POLICIES.get(name)
 
 
@@ -195,7 +197,10 @@ def best_verified(
             inputs = replace(starts[i], memory=corrected[i].memory, to_beat_s=to_beat_s)
             placements = list(propose(problem, inputs))
             if any(placement.seconds <= 0 for placement in placements):
-                raise UsageError(f"policy {name} yields a placement without its seconds; make it by placed_whole")
+                raise UsageError(
+                    f"policy {name} yields a placement without predicted seconds; create it with placed_whole or "
+                    "Slicer.placed"
+                )
             fastest = min(placements, key=lambda placement: placement.seconds, default=NO_PLACEMENT)
             if fastest.seconds < inf:  # else the device cannot compute an operator that was placed there
                 proposed[i] = fastest
