@@ -1,1 +1,2 @@
-"""Extensions of oallama: rival policies and `bench --matrix`. Entry points name them; oallama imports nothing here."""
+"""Extensions of oallama: policies of other papers and `bench --matrix`. Entry points name them; oallama imports nothing
+here."""

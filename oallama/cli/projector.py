@@ -71,7 +71,8 @@ class ProjectorOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlacedProjector:
-    """A projector beside a plan, and its memory there. note: says both, and why it is there."""
+    """A projector beside a plan, and its memory there. note: a sentence with the projector's place, the reason for it,
+    and its memory."""
 
     path: str
     n_bytes: int

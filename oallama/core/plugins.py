@@ -1,5 +1,5 @@
-"""Extensions: what other installed packages offer oallama by entry points. One is imported when it is asked for by its
-name, so that a package that is broken costs nothing else."""
+"""Extensions of oallama by entry points of other packages. Each is imported when its name is requested, so a broken
+package affects nothing else."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def load_offered(group: str, name: str) -> Any:
 
 @cache
 def test_devices() -> Mapping[str, Callable[[str], str]]:
-    """Devices that tests register in a checkout where OALLAMA_TEST_DEVICES is 1, by the word that their text begins
-    with: makes another device's text of it."""
+    """Devices of the tests (in a checkout with OALLAMA_TEST_DEVICES=1): first word of a device's text -> function that
+    returns the text of a real device."""
     file = Path(__file__).parents[2] / "tests" / "devices.py"
     if os.environ.get("OALLAMA_TEST_DEVICES") != "1" or not file.is_file():
         return {}

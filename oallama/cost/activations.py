@@ -51,7 +51,7 @@ class ComputedBlock(NamedTuple):
     late: int = 0  # elements of CC, for the last n_g tokens (CG')
     on_host: int = 0  # elements of CC
     resident: bool = False  # its inputs and results are in the device's memory
-    host_input: bool = False  # all the same its input is on the host
+    host_input: bool = False  # of a resident block: its input is on the host
     n_ids: int = 0  # experts of a token, whose ids lie apart there
     hot: HotRows | None = None  # in place of slices
 
@@ -86,8 +86,8 @@ def activation_bytes(run: tuple[tuple[ComputedBlock, ...], ...], n_tokens: int, 
 
 
 def _sent_bytes(part: ComputedBlock, n_tokens: int, n_g: int, n_read: int, sends_input: bool) -> int:
-    """Bytes that are sent before the device computes. n_read: tokens whose input the device reads. sends_input: whether
-    the input of all these is sent, as fewer were sent for the blocks before."""
+    """Bytes that are sent before the device computes. n_read: tokens whose input the device reads. sends_input: the
+    input must be sent, as earlier blocks of the run sent fewer tokens."""
     block, n_tokens = part.block, _at_once(part.block, n_tokens)
     elements = part.gg + part.cg
     biases = block.biases_each * (elements + part.late)
@@ -158,7 +158,7 @@ def _hidden(block: SplitBlock, n_values: int, reads: tuple[_Node, ...], nodes: l
 
 
 def _sent_hot_bytes(part: ComputedBlock, hot: HotRows, n_tokens: int) -> int:
-    """Bytes of what rows of hot experts are sent; biases of experts in slots have memory of their own."""
+    """Bytes sent to the device for the rows of hot experts; biases of experts in slots have their own memory."""
     block = part.block
     inputs = 0 if part.resident else (block.sent - hot.n_used) * n_tokens
     if hot.packed(n_tokens):

@@ -20,11 +20,11 @@ from dataclasses import replace
 from oallama.cost.experts import ExpertUse
 
 FEWEST_EXPERTS = 32
-"""Of a layer with fewer nothing was recorded; eight are known to be used nearly alike."""
+"""Layers with fewer experts were not recorded; eight experts are known to be used almost equally."""
 
 SPREAD = 0.1
-"""How much alike the ranks of a token are: 0 where each is a hit by itself (binomial), 1 where all are or none. Of
-these traces 0.08 to 0.14 where a quarter to a half of the experts are held."""
+"""Correlation of hits within a token: 0: independent (binomial); 1: all or none. These traces have 0.08 to 0.14 with a
+quarter to half of the experts held."""
 
 # share of the experts that are held: share of the uses by single tokens that these serve, and of those by a prompt
 _OF_32 = (
@@ -38,8 +38,8 @@ _OF_128 = (
 
 
 def following(use: ExpertUse) -> ExpertUse:
-    """The same experts at the load, which follow the conversation from there. They serve what was recorded of this
-    model, where the order of its tokens was, else what the curves say; no less than those that stay would."""
+    """The use of these experts if the set follows the conversation: this model's hit rates where they were recorded in
+    order, else those of the tables above; never below those of the fixed set."""
     n_expert = len(use.order)
     if n_expert < FEWEST_EXPERTS:
         return use

@@ -1,6 +1,6 @@
 """Opens a GGUF model, split or not, and validates all of it before any native code sees the file.
 
-llama.cpp 0.3.36 aborts, divides by zero or hangs on hostile or damaged files, so this reader never asserts, and checks
+llama.cpp b11549 aborts, divides by zero or hangs on hostile or damaged files, so this reader never asserts, and checks
 every number in Python's integers. It reads only metadata and tensor headers: a file of 40 GB takes no longer than its
 header. `gguf.GGUFReader` trusts its input and is not used.
 """

@@ -70,7 +70,7 @@ LAYER_ROLES = (
     "channel_mix_receptance", "channel_mix_key", "channel_mix_value",
     "hc_ffn_inject", "altup_correct_coef", "inp_gate", "proj",
 )  # fmt: skip
-"""Roles of weights inside blocks that a mul-mat reads, in the order llama.cpp 0.3.36 runs them in one layer."""
+"""Roles of weights inside blocks that a mul-mat reads, in the order llama.cpp b11549 runs them in one layer."""
 
 _SIDE_ROLES = (
     "enc.attn_q", "enc.attn_k", "enc.attn_v", "enc.attn_o", "enc.ffn_gate", "enc.ffn_up", "enc.ffn_down",

@@ -1,6 +1,6 @@
 """Checks that a GGUF's metadata and tensors are consistent, where llama.cpp checks late, by abort, or not at all.
 
-llama.cpp 0.3.36 refuses or dies on every file that is refused here. Faults that it refuses cleanly (an unknown
+llama.cpp b11549 refuses or dies on every file that is refused here. Faults that it refuses cleanly (an unknown
 architecture, a missing tensor, a tensor of another shape) are left to it, so that no working model is refused.
 """
 
@@ -18,7 +18,7 @@ from oallama.model.validate_tokenizer import validate_tokenizer
 
 LLAMA_MAX_LAYERS = 512
 LLAMA_MAX_EXPERTS = 1024
-"""Numbers above which llama.cpp 0.3.36 aborts (llama-hparams.h)."""
+"""Numbers above which llama.cpp b11549 aborts (llama-hparams.h)."""
 
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _INT32_MAX = 2**31 - 1

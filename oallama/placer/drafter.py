@@ -32,7 +32,7 @@ FIRST_COMPARED_TOKEN = 5  # those before may be called otherwise
 
 
 class Drafter(ABC):
-    """Makes drafts for the model of `target`. placer: of what makes them, a model too."""
+    """A source of drafts for the model of `target`. placer: of the draft model or the MTP layer."""
 
     flags: tuple[str, ...]  # that ask for it
     identity: str  # equal for drafters that make equal drafts

@@ -167,7 +167,7 @@ class Placer(ModelOnDevice):
         request = Request(workload, chosen, rules=rules, n_ubatches=larger)
         if self.members and (chosen is None or chosen.uses_device):
             return plan_over_devices(self, request, planned)
-        problems = self.problems  # measured before a process of loads is there
+        problems = self.problems  # measure before the process for no_alloc loads starts
         with self.no_alloc_loads.together():
             best_plan = plan(problems, request, str(self.device))
         return checked(self, best_plan)
@@ -178,7 +178,8 @@ class Placer(ModelOnDevice):
         return list(search_report(self, phase, **options).operators)
 
     def price(self, plan: Plan, workload: Workload | None = None) -> Predicted:
-        """Predicted seconds of a plan, by the same prices as search, report and simulate. workload: None: the plan's.
+        """Predicted seconds of a plan, by the cost model that planning, report and simulate use. workload: None: the
+        plan's.
 
         Raises the same as simulate.
         """
@@ -347,9 +348,10 @@ class Placer(ModelOnDevice):
         return self.with_options(**{"device": str(self.device), "threads": self.threads, **changes})
 
     def run(self, prompt: str, max_tokens: int | None = None, system: str | None = None, **sampling: Any) -> Generation:
-        """Answer one prompt as `oallama run` does: with the plan that `oallama tune` found, else with policy auto. The
-        system prompt and the prompt go into the model's chat template if it has one. max_tokens None: until the model
-        stops, or 128 without a chat template. sampling: as in Engine.generate. For several prompts keep an engine.
+        """Answer one prompt, like `oallama run`, with the plan that `oallama tune` found. Without a result it uses the
+        plan of policy auto, unlike the command, which then uses llama.cpp's own placement. The system prompt and the
+        prompt go into the model's chat template if it has one. max_tokens None: until the model stops, or 128 without a
+        chat template. sampling: as in Engine.generate. For several prompts keep an engine.
 
         Raises the same as plan, engine and Engine.generate.
         """

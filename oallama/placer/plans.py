@@ -117,7 +117,7 @@ def plan_of_ranges(placer: Placer, request: Request) -> Plan | None:
 
 def _over_all(placer: Placer, request: Request) -> Plan:
     """The plan over all devices."""
-    problems = placer.problems  # measured before a process of loads is there
+    problems = placer.problems  # measure before the process for no_alloc loads starts
     with placer.no_alloc_loads.together():
         return checked(placer, plan(problems, request, str(placer.device)))
 

@@ -59,7 +59,7 @@ def attention_choices(
 ) -> tuple[FlashAttention, ...]:
     """The modes worth planning with. One, if it is the faster one over these passes on both CPU and device; else both,
     the device's faster one first, as the better one then depends on the number of layers of each. Modes that CPU or
-    device lacks are left out. Empty: the profile does not tell.
+    device lacks are left out. Empty: the profile has no attention timings.
 
     plain_allowed: whether flash attention may be off (type of the V cache, memory).
     """

@@ -141,8 +141,8 @@ class WholeRanges:
         return Placement(whole_assignments(on_device), first, total, 1, device_layers=device_layers)
 
     def joined(self, parts: Sequence[DevicePart], border: int) -> Placement:
-        """The placement of some devices' parts, which end at `border`, with the best of the layers from there on on the
-        devices behind them, and the seconds of all; infinite where these do not fit."""
+        """The parts of the first devices, up to `border`, joined with the best ranges of the remaining layers on the
+        other devices; infinite seconds if these do not fit."""
         seconds, later_layers = self._ranges.layers_from(parts[-1].device, border)
         counts, n_devices = list(later_layers), len(self._devices)
         slices = [DeviceSlices() for _ in range(n_devices)]
@@ -217,7 +217,7 @@ def _layers(device: DeviceCosts, operators: Sequence[Operator]) -> list[_Layer]:
 
 
 def _steps_within(layers: Sequence[_Layer], budget: int) -> list[_Step]:
-    """Steps within the budget, those first that save most seconds for each byte; none without the one before it."""
+    """Steps that fit the budget, the most seconds saved per byte first; a layer's second step only after its first."""
     order = sorted(
         ((step, index, number) for index, layer in enumerate(layers) for number, step in enumerate(layer.steps)),
         key=lambda ranked: -ranked[0].worth,

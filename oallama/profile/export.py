@@ -1,7 +1,7 @@
 """A profile to share: the measurements and the kind of machine, without personal data.
 
-What leaves is named below, field by field; whatever else a fingerprint holds, now or later, stays. So do sentences,
-which may name anything: warnings, and why a case was left out. The result is a profile that `--profile FILE` reads.
+Only the fields listed below are exported; all others, also future ones, are left out, as is free text (warnings,
+reasons for skipped cases), which may name anything. The result is a profile that `--profile FILE` reads.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def has_device(profile: Profile) -> bool:
 def is_complete(profile: Profile, want: Wanted) -> bool:
     """Whether the profile has everything for the model.
 
-    The plain layout of a case is measured last (in_order), so that it tells for all layouts.
+    The plain layout of a case is measured last (in_order), so once it is present, all layouts are.
     """
     if "device_name" not in profile.fingerprint:  # nothing was ever measured
         return False

@@ -8,10 +8,10 @@ History of the format
      launch_issue_s are left out where nothing of them was measured. `contention` repeats the ("cpu", "link") row of
      `sharing` at the smallest batch size, and is not read.
 
-A reader knows the versions it names and refuses the others: measuring again costs a minute, a wrong number costs more.
+Unknown versions are refused: measuring again is cheaper than a wrong number.
 
-The file is only ever replaced whole. A measurement that is interrupted is saved as far as it came. One lock serves all
-files: two measurements at once would spoil each other.
+The file is always replaced whole. An interrupted measurement is saved up to that point. One lock serves all files, as
+two measurements would disturb each other.
 """
 
 from __future__ import annotations

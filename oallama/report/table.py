@@ -34,8 +34,8 @@ class Table:
 
     @property
     def layout(self) -> tuple[int, list[int]]:
-        """(blanks between columns, widths of columns in characters). Where two blanks are too wide there is one; where
-        that is, too, the columns of text that are widest become narrower, down to their longest word."""
+        """(blanks between columns, column widths). If the table is too wide, one blank instead of two; if it still is,
+        the widest text columns shrink, to their longest word at least."""
         cells = [(column.heading, *texts) for column, *texts in zip(self.columns, *self.rows, strict=True)]
         widths = [max(map(len, texts)) for texts in cells]
         gaps = len(widths) - 1
@@ -59,7 +59,7 @@ class Table:
 
 
 def in_lines(text: str, width: int = WIDTH) -> list[str]:
-    """A text in lines of that width, none of whose words is broken; a longer one has a line of its own."""
+    """Wrap text at this width without breaking words; a longer word gets its own line."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 

@@ -80,7 +80,7 @@ def _load_llama(
     held: contextlib.ExitStack,
     arguments: Mapping[str, Any],
 ) -> PlacedLlama:
-    """split: where the split operators go; held: what is freed with the model, after it, also if interrupted.
+    """split: where the split operators go; held: resources to free after the model, even after Ctrl-C.
 
     Raises ModelFileError if a file changed since it was checked, ModelFileError, DeviceError if llama.cpp or the
     split back end refuses, BridgeError, KeyboardInterrupt.
@@ -107,7 +107,8 @@ def _load_llama(
 
 
 def _compare(llama: PlacedLlama, split: LoadedSplit | None, device: OpenDevice, warnings: Sequence[str]) -> None:
-    """Note what it holds, and where that is not as its plan says. warnings: what is known before."""
+    """Record the memory that the model holds, with warnings where it differs from the plan. warnings: those known
+    before."""
     with held_interrupt():
         buffers = memory_of(load_bridge(), llama.ctx)
     if split is not None:

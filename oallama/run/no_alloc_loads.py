@@ -95,9 +95,9 @@ class NoAllocLoads:
         return sum(map(result.on_host, PARTS)), sum(map(result.on_device, PARTS))
 
     def check_host(self, workload: Workload, placement: Placement, attention: Attention) -> None:
-        """Raises DoesNotFit for a load of which every token reads more than the host's memory holds, once that load was
-        made: pages of a mapped file would come from disk again for each. Of a mapped file's experts only those that a
-        token uses count."""
+        """Raises DoesNotFit if each token would read more weights than host memory holds, so that a mapped file's pages
+        come from disk every time. Of mapped experts only those that a token uses count. Does nothing before the load
+        was made."""
         settings = self.settings(workload, placement, attention)
         taken = self._results.get(settings)
         if taken is None:

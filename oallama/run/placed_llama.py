@@ -46,7 +46,7 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
     _settings: LoadSettings
     _placement: ModelParams
     _progress: Any  # api.llama_progress_callback
-    split: LoadedSplit | None  # its operators in the split back end; None if it has none there
+    split: LoadedSplit | None  # the split operators; None without any
     _release: Callable[[], object] | None = None
 
     @classmethod
@@ -57,8 +57,8 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         progress: Any,
         arguments: Mapping[str, Any] | None = None,
     ) -> PlacedLlama:
-        """Load as `settings` and `placement` say. arguments: others of Llama. Raises ValueError, as Llama does, where
-        llama.cpp refuses."""
+        """Load as `settings` and `placement` say. arguments: further arguments of Llama. Raises ValueError, as Llama
+        does, where llama.cpp refuses."""
         llama = cls.__new__(cls)
         llama._settings, llama._placement = settings, placement
         llama._progress, llama.split = progress, None

@@ -36,8 +36,8 @@ class LoadedSplit:
         return "" if usable else "; ".join(sentences)
 
     def corrected(self, plan: Plan, operators: Sequence[Operator]) -> tuple[Plan, tuple[str, ...]]:
-        """The plan as it was really loaded, and in sentences what is not as it said. Raises DeviceError if what was
-        loaded cannot compute."""
+        """The plan as loaded, and a sentence for each deviation from the requested one. Raises DeviceError if it cannot
+        compute."""
         usable, sentences = self.plan.problems()
         if not usable:
             raise DeviceError(f"the model cannot be loaded as planned: {'; '.join(sentences)}; {SMALLER}")
@@ -51,9 +51,8 @@ class LoadedSplit:
         return corrected_plan(plan, operators, slices), tuple(sentences)
 
     def buffers(self) -> tuple[BufferBytes, ...]:
-        """Bytes of this model's slices and of what its context computes in: in host memory, and on each device. To be
-        asked when the model has just been loaded: the backend counts for the whole process, so what it computes in is
-        what came since this plan was made."""
+        """Bytes of this model's slices and compute buffers, on the host and on each device. Call it right after the
+        load: the back end counts per process, so the compute buffers are the growth since this object was made."""
         slices = self.plan.slices()
         host_compute = max(0, self._backend.memory().host_compute - self._before.host_compute)
         buffers = [BufferBytes(SPLIT_LAYOUT, "", True, sum(s.host_bytes for s in slices), 0, host_compute)]

@@ -14,7 +14,7 @@ from oallama.profile.emulate import kept_parameters, resolved
 
 def stock_backend(device: str, environment: Mapping[str, str] = os.environ) -> Backend | None:
     """device: of the plan, as --device names it. environment: where --backend left its library. None where the program
-    needs no other back end. Raises UsageError for an emulated card that cannot be had here, BridgeError."""
+    needs no other back end. Raises UsageError for an emulated card that cannot be created here, BridgeError."""
     from ggml_bridge.library import find_built
 
     spec, backend = parse_device(device), user_backend(environment)

@@ -1,4 +1,4 @@
-"""Policies by name, a file each. registry.py says how to make one, and finds those of other packages."""
+"""Policies, one file each. registry.py defines @policy, and finds the policies of other packages."""
 
 from importlib import import_module
 
