@@ -21,7 +21,7 @@ from oallama.cli.records import Decorator, as_record
 from oallama.cli.routing import counting
 from oallama.cli.signals import is_interactive
 from oallama.cli.speculation import StepOptions, step_options
-from oallama.cli.tuning import measured, plan_without_measuring
+from oallama.cli.tuning import continued_later, plan_without_measuring, tune_and_tell
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import Workload
@@ -147,7 +147,8 @@ class PlacementOptions:
         if tuned:
             workload = in_tuned_context(placer, workload)
             if self.tune == "before":
-                return measured(placer, workload).plan, False
+                with continued_later(placer, workload):
+                    return tune_and_tell(placer, workload).plan, False
             plan, is_untuned = plan_without_measuring(placer, workload)
             if is_untuned and plan.draft is None:
                 self.step.tell_waiting(placer, plan)

@@ -9,7 +9,7 @@ from oallama.cli.help import Command, Group, option
 from oallama.cli.output import busy, emit_json, log
 from oallama.cli.records import count
 from oallama.cli.speculation import StepOptions, draft_options
-from oallama.cli.tuning import measured
+from oallama.cli.tuning import continued_later, tune_and_tell
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 
@@ -73,6 +73,7 @@ def command(
     workload = in_tuned_context(placer, placer.workload(n_prompt or 1, 0, n_past=n_depth or 0))
     classes = classes_in(workload.n_ctx) if n_prompt is None and n_depth is None else (class_of(workload),)
     refresh, ends = retune or bool(corrected), "Ctrl-C stops and keeps the results so far"
-    tuning = measured(placer, workload, classes, seconds, refresh=refresh, ends=ends)
+    with continued_later(placer, workload):
+        tuning = tune_and_tell(placer, workload, classes, seconds, refresh=refresh, ends=ends)
     if as_json:
         emit_json({**tuning.result.document, "remembered": tuning.remembered})

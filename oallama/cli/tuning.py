@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ OPTIONS = {
 SECONDS_TOLD, MINUTES_TOLD = 100.0, 100  # longer is told in minutes, in hours
 
 
-def measured(
+def tune_and_tell(
     placer: Placer,
     workload: Workload,
     classes: Sequence[WorkloadClass] | None = None,
@@ -67,11 +67,7 @@ def measured(
             for bar in shown:
                 bar(doing, done, expect)
 
-        try:
-            outcome = tune(placer, workload, classes, progress, begin, time_limit_s, most_s, refresh)
-        except KeyboardInterrupt:
-            log(f"oallama: stopped; {tune_command(placer, workload)} continues from here")
-            raise
+        outcome = tune(placer, workload, classes, progress, begin, time_limit_s, most_s, refresh)
     for workload_class in (outcome.workload_class,) if classes is None else classes:
         if (result := outcome.result.of(workload_class)) is not None:
             log(f"oallama: {result.sentence}")
@@ -85,6 +81,16 @@ def measured(
             f"{FOLDER_VARIABLE} to another folder"
         )
     return outcome
+
+
+@contextlib.contextmanager
+def continued_later(placer: Placer, workload: Workload) -> Iterator[None]:
+    """Say how tuning goes on where the block is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        log(f"oallama: stopped; {tune_command(placer, workload)} continues from here")
+        raise
 
 
 def plan_without_measuring(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
@@ -104,10 +110,11 @@ def tune_after_answer(placer: Placer, workload: Workload) -> None:
     fail the run; a signal ends the command."""
     from oallama.placer.tuned import in_tuned_context
 
+    workload = in_tuned_context(placer, workload)
     try:
-        log("oallama: tuning for the next run; press any key to stop and keep the results so far")
-        with ended_by_key():
-            measured(placer, in_tuned_context(placer, workload), most_s=LONGEST_S, ends="press any key to stop")
+        with continued_later(placer, workload), ended_by_key():
+            log("oallama: tuning for the next run; press any key to stop and keep the results so far")
+            tune_and_tell(placer, workload, most_s=LONGEST_S, ends="press any key to stop")
     except KeyboardInterrupt:
         if asked_to_end():
             raise
