@@ -1,4 +1,4 @@
-"""Devices of tests, which oallama knows in a checkout where OALLAMA_TEST_DEVICES is 1: oallama/core/plugins.py."""
+"""Devices of tests, which oallama knows in a checkout where OALLAMA_TEST_DEVICES is 1: oallama/core/extensions.py."""
 
 from __future__ import annotations
 

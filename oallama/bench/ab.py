@@ -98,7 +98,7 @@ Measure = Callable[[Bench, ProgressCallback, Callable[[BenchResult], None]], Ben
 """run_bench, or its replacement in a test."""
 
 
-def tried(
+def measure_briefly(
     spec: ArmSpec,
     tests: Sequence[BenchTest],
     operators: tuple[Operator, ...],

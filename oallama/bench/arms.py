@@ -4,7 +4,7 @@ Stock arms use options that a user of llama.cpp could find: `stock-fit` llama.cp
 same with --no-host, `stock-ngl` the best -ngl, `stock-ncmoe` the best -ncmoe, `stock-moe-cache` the best expert cache,
 `stock-best` the fastest of these and other options (planner/policies/stock.py). All keep to the same memory cap. The
 suffix `-ubN` sets a micro-batch of N tokens; `@N` is stock on one of several devices, counted from 0; `+draftN` plans
-and runs with N drafts a step by a draft model, `+mtpN` by the model's own last block, `+ngram` with drafts of repeated
+and runs with N drafts a step by a draft model, `+mtpN` by the model's MTP layer, `+ngram` with drafts of repeated
 text.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from oallama.bench.ab import ProgressCallback, quiet, tried
+from oallama.bench.ab import ProgressCallback, measure_briefly, quiet
 from oallama.bench.records import ArmSpec, BenchTest, Setting
 from oallama.core.errors import DeviceError, DoesNotFit, UsageError
 from oallama.core.types import NGRAM, DecodeStep, Draft, Predicted, StockOptions, Workload
@@ -184,7 +184,7 @@ class ArmMaker:
         return replace(self, setting=self.setting.changed(n_ubatch=n_ubatch, n_batch=n_batch))
 
     def _with_drafts(self, name: str, base: str, kind: str | None, n_draft: int) -> ArmSpec:
-        """The arm `base` with n_draft drafts per step by a draft model (draft) or the model's own last block (mtp), or
+        """The arm `base` with n_draft drafts per step by a draft model (draft) or the model's MTP layer (mtp), or
         with drafts of repeated text (None). Raises UsageError, and DoesNotFit if the draft model leaves no room."""
         if kind is None:
             setting = self.setting.changed(n_outputs=NGRAM.n_draft + 1)
@@ -247,7 +247,7 @@ class ArmMaker:
         seconds, faults = [], []
         for spec, options in zip(specs, flags, strict=True):
             self.progress(f"measure {options}")
-            samples, fault = tried(spec, self.tests, self.placer.operators, self.placer.model.n_layer)
+            samples, fault = measure_briefly(spec, self.tests, self.placer.operators, self.placer.model.n_layer)
             faults += [f"{options} cannot be used: {fault}"] if fault else []
             seconds.append(math.inf if fault else sum(sample.seconds for sample in samples.values()))
         if math.isinf(min(seconds)):

@@ -18,8 +18,8 @@ from oallama.cli.output import check_result, emit, log, turn_bar, write_file
 from oallama.cli.policy import PolicyOptions, note_unused, rules_options
 from oallama.cli.records import Function, as_record, count, counts, option_field, parsed
 from oallama.core.errors import UsageError
+from oallama.core.extensions import load_extension
 from oallama.core.options import Options
-from oallama.core.plugins import load_offered
 from oallama.core.types import DecodeStep
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def matrix_option(function: Function) -> Function:
     def merged(*args: Any, matrix: str | None, **values: Any) -> Any:
         if matrix is None:
             return function(*args, **values)
-        run = load_offered("oallama.bench", "matrix")
+        run = load_extension("oallama.bench", "matrix")
         if run is None:
             raise UsageError("--matrix needs the package oallama_contrib, which is not installed")
         return run(click.get_current_context(), matrix, values)

@@ -137,7 +137,7 @@ class PlacementOptions:
             planned = cpu_plan if on_cpu and placer.drafter is None else self.policy.plan
             waits = self.uses_tuning and self.step.repeats and not on_cpu and self.tune != "before"
             if waits and placer.known_profile is None:
-                planned = stock_plan
+                planned = fit_plan
             return self._noted(self.step.plan(placer, workload, planned)), False
         if on_cpu:
             return cpu_plan(placer, workload), False
@@ -167,7 +167,7 @@ def cpu_plan(placer: Placer, workload: Workload) -> Plan:
     return placer.plan("cpu", workload=workload, measure=False)
 
 
-def stock_plan(placer: Placer, workload: Workload) -> Plan:
+def fit_plan(placer: Placer, workload: Workload) -> Plan:
     """Return the plan of stock llama.cpp's own placement, the safe choice without measurements."""
     return placer.plan("fit", workload=workload, measure=False)
 

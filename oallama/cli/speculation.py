@@ -31,7 +31,7 @@ class StepOptions:
         metavar="none|mtp|ngram|auto", group=Group.PLACEMENT, advanced=True,
         show_default="auto with a draft model, else none",
         help="Speculative decoding.\f auto: use the draft model, with the number of drafts that is predicted to be "
-        "fastest (may be 0); mtp: use the model's own last block, in the same way; ngram: draft text that "
+        "fastest (may be 0); mtp: use the model's MTP layer, in the same way; ngram: draft text that "
         "repeats.")  # fmt: skip
     draft_model: str | None = option_field("-md", "--model-draft", type=click.Path(), metavar="MODEL",
         group=Group.MODEL, help="Draft model: a smaller model of the family.\f For speculative decoding.")  # fmt: skip

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oallama.core.types import Workload
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
-    from oallama.tune.run import Tuning
+    from oallama.tune.run import TuneOutcome
     from oallama.tuned.classes import WorkloadClass
     from oallama.tuned.result import TuneResult
 
@@ -45,7 +45,7 @@ def tune_and_tell(
     most_s: float = math.inf,
     refresh: bool = False,
     ends: str = "--no-tuned skips it",
-) -> Tuning:
+) -> TuneOutcome:
     """Call `tune`; print a line before it measures, and its result or how to continue. classes: None: the
     workload's class. ends: how to end or skip it."""
     from oallama.tune.run import tune

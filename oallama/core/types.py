@@ -304,7 +304,7 @@ class MemoryBreakdown:
 class DecodeStep:
     """The tokens that the model computes together in one decode step: for each request in flight its last token and
     n_draft drafts, of which `accepted` are expected to be kept. n_slots: requests that the server has room for, each
-    with a recurrent state. mtp: the model's own last block makes the drafts; then each slot keeps a snapshot of that
+    with a recurrent state. mtp: the model's MTP layer makes the drafts; then each slot keeps a snapshot of that
     state for each draft."""
 
     n_parallel: Annotated[Size32, Mark.REQUIRED] = 1  # requests in flight
@@ -381,7 +381,7 @@ class Draft:
     draft model; that of draft-mtp is part of the plan's memory. accepted: the share of steps in which the first, the
     second, … draft is expected to be kept."""
 
-    # --spec-type: a draft model, the model's own last block, or repeated text
+    # --spec-type: a draft model, the model's MTP layer, or repeated text
     kind: Annotated[Literal["draft-simple", "draft-mtp", "ngram-simple"], Mark.REQUIRED]
     n_draft: Annotated[Size32, Mark.REQUIRED]
     model_path: Annotated[str, Mark.OMIT_DEFAULT] = ""  # of the draft model; "": none

@@ -19,7 +19,7 @@ from oallama.core.types import DecodeStep, MulMat
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertUse:
+class ExpertCoverage:
     """Use of a layer's experts. order: experts, the most used in decode first. decode, prompt: coverage (share of later
     uses served) by the number of hot experts, from 0 to all."""
 
@@ -69,18 +69,18 @@ class ExpertUse:
         return tuple(more - less for less, more in pairwise(curve))
 
 
-def experts_alike(n_expert: int) -> ExpertUse:
+def experts_alike(n_expert: int) -> ExpertCoverage:
     """The use of a layer without counts: all experts equally."""
     even = tuple(n / n_expert for n in range(n_expert + 1))
-    return ExpertUse(tuple(range(n_expert)), even, even)
+    return ExpertCoverage(tuple(range(n_expert)), even, even)
 
 
-def expert_use(routing: Routing) -> dict[int, ExpertUse]:
+def expert_use(routing: Routing) -> dict[int, ExpertCoverage]:
     """Use of experts by layer, for layers whose decode was recorded at least twice. Without recorded prompts all
     experts count as equally used in prompts."""
     prompts = {layer.layer: layer for layer in routing.prompt}
     return {
-        layer.layer: ExpertUse(
+        layer.layer: ExpertCoverage(
             most_used(layer.uses),
             _coverage(most_used(layer.before), layer.latest),
             _coverage(most_used(layer.before), _later(prompts.get(layer.layer), routing.n_expert)),
@@ -154,7 +154,7 @@ def share_of_step(mul_mat: MulMat, step: DecodeStep, gaps: Sequence[float] = ())
     return 1.0 - (1.0 - of_one) ** step.n_parallel
 
 
-def of_step(use: ExpertUse, mul_mat: MulMat, step: DecodeStep) -> ExpertUse:
+def of_step(use: ExpertCoverage, mul_mat: MulMat, step: DecodeStep) -> ExpertCoverage:
     """The use with the number of different experts of a decode step."""
     if step.n_tokens == 1:
         return use

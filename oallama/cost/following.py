@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
-from oallama.cost.experts import ExpertUse
+from oallama.cost.experts import ExpertCoverage
 
 FEWEST_EXPERTS = 32
 """Layers with fewer experts were not recorded; eight experts are known to be used almost equally."""
@@ -37,7 +37,7 @@ _OF_128 = (
 )  # fmt: skip
 
 
-def following(use: ExpertUse) -> ExpertUse:
+def following(use: ExpertCoverage) -> ExpertCoverage:
     """The use of these experts if the set follows the conversation: this model's hit rates where they were recorded in
     order, else those of the tables above; never below those of the fixed set."""
     n_expert = len(use.order)

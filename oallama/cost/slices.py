@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from oallama.core.types import PLAIN_LAYOUT, MulMat, Operator, StreamSettings
 from oallama.cost.blocks import F32, Relation, SplitBlock
-from oallama.cost.experts import ExpertUse, copied, experts_alike, miss_odds
+from oallama.cost.experts import ExpertCoverage, copied, experts_alike, miss_odds
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
 from oallama.cost.rates import NO_COPY, CopySeconds, SliceRates
 from oallama.cost.timeline import (
@@ -165,7 +165,7 @@ class BlockType:
     context: BlockContext = BlockContext()
     outputs_only: bool = False  # after the last attention: it computes only tokens whose logits are wanted
     takes_n_g: bool = True  # CC may be streamed for some tokens: it is in the plain layout, or in that one too
-    use: ExpertUse | None = None  # use of the layer's experts; None: the block may not have hot experts
+    use: ExpertCoverage | None = None  # use of the layer's experts; None: the block may not have hot experts
     gaps: tuple[float, ...] = ()  # as in cost/experts.py, of experts that are streamed
 
     def __hash__(self) -> int:

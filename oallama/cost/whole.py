@@ -94,7 +94,7 @@ def operator_costs(
     layouts: Sequence[str] | None = None,
 ) -> tuple[OperatorCost, ...]:
     """operator_cost of each operator; equal ones are computed once. Operators after the last layer's attention only
-    compute tokens whose logits are wanted; the output also computes the drafts of the model's MTP block. layouts: of
+    compute tokens whose logits are wanted; the output also computes the drafts of the model's MTP layer. layouts: of
     each operator; None: the fastest."""
     output_passes = [replace(p, n_tokens=p.n_outputs) for p in passes if p.n_outputs]
     drafting = [

@@ -29,7 +29,7 @@ class LoadSettings:
     weights of each device, for a load without their plan (plan/plugin_text.py). n_threads 0: one per physical core.
     no_repack: weights that match no pattern stay plain, as with --no-repack. n_outputs: the most logits of one batch,
     for which llama.cpp reserves memory; 0: all. n_slots: parallel requests. n_drafts: drafts for each slot by the
-    model's own last block (MTP), in a second context; 0: that block is not loaded. stock: options of a stock
+    model's MTP layer, in a second context; 0: that block is not loaded. stock: options of a stock
     configuration; llama.cpp then gets the device even without layers on it, as in its own programs, and computes large
     batches there. device_layers: how many of the n_gpu_layers each of several devices has; (): a single device has all.
     """
@@ -166,7 +166,7 @@ def apply_context(settings: LoadSettings, params: Any) -> None:
 
 
 def apply_draft_context(settings: LoadSettings, params: Any, context: int | None) -> None:
-    """Fill the llama_context_params of the context in which the last block (MTP) drafts. context: address of the
+    """Fill the llama_context_params of the context in which the MTP layer drafts. context: address of the
     target context; None before it exists."""
     api = load_bridge().libraries.llama_cpp.llama_cpp
     apply_context(replace(settings, attention=Attention(settings.attention.flash_attn)), params)

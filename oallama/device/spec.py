@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from oallama.core.errors import UsageError
-from oallama.core.plugins import test_devices
+from oallama.core.extensions import test_devices
 from oallama.device import emulated
 from oallama.device.emulated import Emulated, parse_emulated
 

@@ -16,7 +16,7 @@ ARCHITECTURES = frozenset(
     {"bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "glm5-next", "hy_v3",
      "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "qwen4exp", "step35"}
 )  # fmt: skip
-"""Architectures whose MTP block llama.cpp can run (b11549, src/models). Of other architectures it loads the block
+"""Architectures whose MTP layer llama.cpp can run (b11549, src/models). Of other architectures it loads the block
 without running it."""
 
 NO_BLOCK = "no block that predicts further tokens (MTP)"
@@ -24,7 +24,7 @@ NO_BLOCK = "no block that predicts further tokens (MTP)"
 _OWN = {"nextn.shared_head_head": "output", "nextn.shared_head_norm": "output_norm"}
 
 
-def n_mtp_blocks(gguf: GgufFile) -> int:
+def n_mtp_layers(gguf: GgufFile) -> int:
     """Return how many of the model's blocks llama.cpp can draft with."""
     blocks = number(gguf, "nextn_predict_layers")
     first = number(gguf, "block_count") - blocks
@@ -34,9 +34,9 @@ def n_mtp_blocks(gguf: GgufFile) -> int:
 
 
 def mtp_model(gguf: GgufFile) -> GgufFile:
-    """Return the MTP block as a model. Raises UsageError for a model without such a block, and for several of them:
+    """Return the MTP layer as a model. Raises UsageError for a model without such a block, and for several of them:
     llama.cpp aborts on some such models (qwen35), and runs the blocks one after the other in the rest."""
-    n_blocks = n_mtp_blocks(gguf)
+    n_blocks = n_mtp_layers(gguf)
     if n_blocks != 1:
         problem = f"{n_blocks} blocks that predict further tokens (MTP); one is supported" if n_blocks else NO_BLOCK
         raise UsageError(f"{gguf.path} has {problem}; leave --spec mtp out, or use a draft model (-md)")

@@ -1,4 +1,4 @@
-"""Drafters (a draft model, or the model's own last block): their memory, their time, and the best number of drafts."""
+"""Drafters (a draft model, or the model's MTP layer): their memory, their time, and the best number of drafts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Drafter(ABC):
         self, workload: Workload, accepted: Sequence[float], attention: Attention, block_on_device: bool
     ) -> DecodeStep:
         """The decode step with drafts of these acceptance rates. workload: without drafts; attention: the model's;
-        block_on_device: whether the model's last block is there."""
+        block_on_device: whether the model's MTP layer is there."""
 
     @abstractmethod
     def draft(self, plan: Plan, accepted: Sequence[float]) -> Draft:
@@ -121,11 +121,11 @@ class DraftModel(Drafter):
 
 
 class MtpDrafter(Drafter):
-    """A model's own last block (MTP), whole on the device if the plan has a layer there. If it shares the output with
+    """A model's MTP layer, whole on the device if the plan has a layer there. If it shares the output with
     the model, the output's time is priced with the model's operators (cost/whole.py), so that plans count all its uses.
     Its memory is part of every load of the model for such a step (run/no_alloc_loads.py)."""
 
-    name, identity, flags = "the model's last block (MTP)", "draft-mtp", ("--spec", "mtp")
+    name, identity, flags = "the model's MTP layer", "draft-mtp", ("--spec", "mtp")
 
     def __init__(self, target: Placer) -> None:
         """Raises ModelFileError, and UsageError for a model without such a block, or with several."""
@@ -177,7 +177,7 @@ class MtpDrafter(Drafter):
 
 
 def _has_last_block(plan: Plan) -> bool:
-    """Whether the model's last block is on the device; llama.cpp counts the output as a layer behind it."""
+    """Whether the model's MTP layer is on the device; llama.cpp counts the output as a layer behind it."""
     return plan.n_gpu_layers >= 2
 
 

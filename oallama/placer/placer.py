@@ -139,7 +139,7 @@ class Placer(ModelOnDevice):
         n_ubatch: micro-batch; None: from the options, else 512 or a larger size that is predicted to be faster
         (planner/decide.py). prefetch: how far copies of streamed weights run ahead. n_past: tokens in the KV cache
         before the prompt. workload: a record of these counts. draft_model: the path of a model that makes drafts; mtp:
-        the model's own last block does. measure False: use no profile and predict nothing; for policies cpu and fit,
+        the model's MTP layer does. measure False: use no profile and predict nothing; for policies cpu and fit,
         or a placement. Raises UsageError for an unknown policy, DoesNotFit, ProfileError, DeviceError.
         """
         workload = workload or self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past, n_parallel)

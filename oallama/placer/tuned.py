@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class TunedPlan:
     """A plan with its result. asked: the class of the workload; result: of that class, or of the nearest one."""
 
     plan: Plan
@@ -80,7 +80,7 @@ def _known(target: ModelOnDevice, n_ctx: int) -> TuneResult | None:
     return cached if cached or target.options.vram is not None else read_result(replace(key, memory=key.memory - 1))
 
 
-def tuned_plan(target: ModelOnDevice, workload: Workload, result: TuneResult | None = None) -> Tuned | None:
+def tuned_plan(target: ModelOnDevice, workload: Workload, result: TuneResult | None = None) -> TunedPlan | None:
     """The measured plan for a workload's class, or for the nearest class; None: no result. result: the measurements;
     None: the cached ones. Raises as result_key."""
     result = result or _known(target, workload.n_ctx)
@@ -93,4 +93,4 @@ def tuned_plan(target: ModelOnDevice, workload: Workload, result: TuneResult | N
         plan.check(target.model, target.operators)
     except PlanError:  # the file was changed
         return None
-    return Tuned(replace(plan, model_path=target.model.path), workload_class, class_result)
+    return TunedPlan(replace(plan, model_path=target.model.path), workload_class, class_result)

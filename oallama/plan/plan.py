@@ -158,7 +158,7 @@ class Plan:
 
     @property
     def without_own_drafts(self) -> Plan:
-        """The plan without the model's own drafts, for a load without its last block (MTP)."""
+        """The plan without the model's own drafts, for a load without its MTP layer."""
         if self.draft is None or self.draft.kind != "draft-mtp":
             return self
         memory, n_bytes = self.memory, self.draft.device_bytes

@@ -46,7 +46,7 @@ class BlockContexts:
         self._problem, self._workload = problem, workload
         self._families: dict[Hashable, list[int]] = defaultdict(list)  # operators that may form one block
         for i, (operator, is_splittable) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
-            drafts = operator.is_last and workload.step.shares_output  # stays whole, as the MTP block does
+            drafts = operator.is_last and workload.step.shares_output  # stays whole, as the MTP layer does
             if is_splittable and not drafts:
                 self._families[ffn_of(i, operator)].append(i)
         n_layer = problem.graph.n_layer

@@ -171,7 +171,7 @@ Choice = tuple[Cut, float]
 """A cut and the seconds of its block."""
 
 
-class BlockOptions:
+class BlockChoices:
     """The options of each kind of block for the knapsack, cached."""
 
     def __init__(self, pricing: Pricing, workload: Workload, streams: bool, n_values: int) -> None:

@@ -17,7 +17,7 @@ from math import floor, inf, log
 from oallama.core.affinity_report import Baseline
 from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE, FlashAttention, MemoryBreakdown, Operator, Predicted, Workload
-from oallama.cost.experts import ExpertUse, expert_use
+from oallama.cost.experts import ExpertCoverage, expert_use
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import index_non_matmul, non_matmul_of
 from oallama.cost.passes import Pass, decode_pass, passes
@@ -86,7 +86,7 @@ def _pass_s(problem: Problem, forward: Pass, budget: int) -> float:
 
 
 def _by_expert(
-    operator: Operator, cost: OperatorCost, use: ExpertUse, n_tokens: int, n_rows: int, copy_s_per_byte: float
+    operator: Operator, cost: OperatorCost, use: ExpertCoverage, n_tokens: int, n_rows: int, copy_s_per_byte: float
 ) -> list[OperatorWork]:
     """A work for each expert, by its share of the uses, rounded down so that there are few different ones. The device
     computes at most one row of each token per expert."""

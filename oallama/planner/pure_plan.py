@@ -90,8 +90,8 @@ def problem_over(devices: Sequence[Problem], host: LoadBytes) -> Problem:
             return first.no_alloc_load(workload, placement)
         slice_bytes = [slices.device_bytes for slices in placement.device_slices]  # which no load counts
         device_loads = tuple(
-            LoadBytes(n_bytes - other, 0, host.kv * n_blocks // first.graph.n_layer, host.compute, device.vram or 0)
-            for device, (n_blocks, n_bytes), other in zip(devices, on_each(first, placement), slice_bytes, strict=True)
+            LoadBytes(n_bytes - other, 0, host.kv * n_layers // first.graph.n_layer, host.compute, device.vram or 0)
+            for device, (n_layers, n_bytes), other in zip(devices, on_each(first, placement), slice_bytes, strict=True)
         )
         on_cards = sum(device.weights_gpu for device in device_loads)
         return LoadBytes(on_cards, host.weights_host - on_cards, host.kv, host.compute, 0, device_loads)

@@ -19,7 +19,7 @@ from math import inf
 
 from oallama.core.errors import PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, SplitSettings, StreamSettings, Workload
-from oallama.cost.experts import ExpertUse, expert_use, experts_alike, of_step
+from oallama.cost.experts import ExpertCoverage, expert_use, experts_alike, of_step
 from oallama.cost.following import FEWEST_EXPERTS, following
 from oallama.cost.passes import Pass, decode_pass, passes
 from oallama.cost.rates import slice_rates
@@ -27,7 +27,7 @@ from oallama.cost.slices import Block, BlockType, Cut, Pricing
 from oallama.cost.timeline import BlockTimes, cycle_seconds, run_seconds
 from oallama.planner.block_contexts import BlockContexts
 from oallama.planner.cutting import (
-    BlockOptions,
+    BlockChoices,
     Counted,
     CutBlocks,
     TokenTable,
@@ -174,7 +174,7 @@ class Slicer:
             numbers = {types: number for number, types in enumerate(dict.fromkeys(block.types for block in blocks))}
             kinds, kind_of = list(numbers), [numbers[block.types] for block in blocks]
             # anew for each placement: blocks of the same matrices share cuts, found in the first one's context
-            options, modes = BlockOptions(self.pricing, workload, self._streams, n_values), self._modes(kinds)
+            options, modes = BlockChoices(self.pricing, workload, self._streams, n_values), self._modes(kinds)
             uncut = [(modes[0].kinds[number], modes[0].kinds[number].all_host) for number in kind_of]
             set_best, set_mode, budget_limited = self.priced(blocks, uncut), modes[0], False
             most_cg: list[int | None] = [None] * len(kinds)
@@ -284,7 +284,7 @@ class Slicer:
         self,
         blocks: Sequence[Block],
         mode: _Mode,
-        options: BlockOptions,
+        options: BlockChoices,
         most_cg: Sequence[int | None],
         kind_of: Sequence[int],
         budget: int,
@@ -362,7 +362,7 @@ class Slicer:
         cut, n_hot = assignment.cut if assignment.is_split else block_type.all_host, len(assignment.hot_experts)
         if n_hot:
             alike = of_step(experts_alike(block_type.n_expert), block_type.gemms[0].mul_mat, self._problem.step)
-            use: ExpertUse = self._uses.get(self._problem.operators[i].layer or 0) or alike
+            use: ExpertCoverage = self._uses.get(self._problem.operators[i].layer or 0) or alike
             follows = settings.streaming is not None and settings.streaming.exchange != "off" and n_hot > 1
             block_type = replace(block_type, use=following(use) if follows else use)
         holds = settings.token_assignment and block_type.takes_n_g

@@ -30,7 +30,7 @@ def verify(
 
 
 def with_draft_block(problem: Problem, workload: Workload, placement: Placement) -> Placement:
-    """The placement with the model's last block on the device if that block makes drafts (MTP): it runs most often, and
+    """The placement with the model's MTP layer on the device if that block makes drafts (MTP): it runs most often, and
     cannot be split."""
     last = problem.graph.n_layer - 1
     if not workload.step.mtp or placement.first_device_layer <= last or not placement.uses_device(last + 1):

@@ -216,7 +216,7 @@ def _common_fit(
     defaults = api.llama_context_default_params()
     if (defaults.n_seq_max, defaults.op_offload, defaults.offload_kqv, model_params.no_alloc) != (1, True, True, False):
         raise BridgeError("this llama.cpp has another parameter layout; run `oallama setup`")
-    drafting = api.llama_context_default_params()  # of the model's own last block, as llama-server tells --fit of it
+    drafting = api.llama_context_default_params()  # of the model's MTP layer, as llama-server tells --fit of it
     apply_draft_context(settings, drafting, None)
     addresses = (ctypes.addressof(params) for params in (model_params, drafting))
     extra = ExtraModel(settings.path.encode(), *addresses, True)

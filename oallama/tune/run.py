@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from oallama.bench.ab import Bench, Measure, ProgressCallback, quiet, run_bench, tried
+from oallama.bench.ab import Bench, Measure, ProgressCallback, measure_briefly, quiet, run_bench
 from oallama.bench.arms import STOCK_FIT, ArmMaker
 from oallama.bench.prepare import setting_of
 from oallama.bench.process import Deadline
@@ -21,7 +21,7 @@ from oallama.core.errors import DeviceError, OutOfTime
 from oallama.core.files import cache_folder
 from oallama.core.types import Workload
 from oallama.placer.stock import stock_plan
-from oallama.placer.tuned import Tuned, result_key, tuned_plan
+from oallama.placer.tuned import TunedPlan, result_key, tuned_plan
 from oallama.planner.policies.stock import FIT, STOCK
 from oallama.profile.emulate import keep_rates
 from oallama.profile.store import measuring_lock
@@ -44,13 +44,13 @@ SEARCH_SHARE = 0.5  # largest share of the time for options of stock llama.cpp
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class TuneOutcome:
     """The plan in use for a workload. left_s: predicted seconds until all requested classes are settled."""
 
     plan: Plan
     result: TuneResult
     workload_class: WorkloadClass
-    tuned: Tuned | None  # None: no class near it is settled, so the plan is stock llama.cpp's own placement
+    tuned: TunedPlan | None  # None: no class near it is settled, so the plan is stock llama.cpp's own placement
     remembered: bool  # True: from the cache alone
     left_s: float = 0.0
 
@@ -66,7 +66,7 @@ def tune(
     refresh: bool = False,
     measure: Measure = run_bench,
     clock: Callable[[], float] = time.monotonic,
-) -> Tuning:
+) -> TuneOutcome:
     """Measure these classes until each is settled; returns the plan for a workload. classes None: the workload's class.
 
     Measures for about time_limit_s seconds; None: the predicted time that settles the classes, or not at all if that is
@@ -200,11 +200,11 @@ class _Tuner:
             if (result := self.result.of(workload_class)) is None or not result.settled
         ]
 
-    def outcome(self, remembered: bool, classes: Sequence[WorkloadClass] = ()) -> Tuning:
+    def outcome(self, remembered: bool, classes: Sequence[WorkloadClass] = ()) -> TuneOutcome:
         tuned = tuned_plan(self._placer, self._asked, self.result)
         plan = tuned.plan if tuned else stock_plan(self._placer, self._asked, self._fit)
         left_s = self.seconds(classes) if self.left(classes) else 0.0
-        return Tuning(plan, self.result, class_of(self._asked), tuned, remembered, left_s)
+        return TuneOutcome(plan, self.result, class_of(self._asked), tuned, remembered, left_s)
 
     def plan(self, classes: Sequence[WorkloadClass]) -> None:
         """Add stock's configurations and plans to measure for the classes without a result."""
@@ -282,7 +282,9 @@ class _Tuner:
                 break
             by_test = {self._test(result): result.of for result in wanted}
             arm, operators, n_layer = self._stock_arm(trial), placer.operators, placer.model.n_layer
-            samples, fault = tried(arm, tuple(by_test), operators, n_layer, self._progress, deadline, self._measure)
+            samples, fault = measure_briefly(
+                arm, tuple(by_test), operators, n_layer, self._progress, deadline, self._measure
+            )
             if fault and trial == StockTrial(self._fit):
                 raise DeviceError(f"llama.cpp's own placement cannot be measured: {fault}")
             for test, workload_class in by_test.items():

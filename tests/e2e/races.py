@@ -14,7 +14,7 @@ from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, LoadReport, Sample
 from oallama.core.types import Workload
 from oallama.placer import Placer
-from oallama.tune.run import Tuning, tune
+from oallama.tune.run import TuneOutcome, tune
 
 LOAD = Workload(64, 32, 1024)
 SLOWER, FASTER = 1.5, 1 / 1.5  # seconds of a plan, stock's being 1
@@ -78,7 +78,7 @@ class Measured:
             return made
         return replace(made, arms=(made.arms[0], *(replace(a, problems=(self.problem,)) for a in made.arms[1:])))
 
-    def tune(self, placer: Placer, workload: Workload = LOAD, **options: Any) -> Tuning:
+    def tune(self, placer: Placer, workload: Workload = LOAD, **options: Any) -> TuneOutcome:
         def begin(_: object, seconds: float) -> None:
             self.given_s.append(seconds)
 

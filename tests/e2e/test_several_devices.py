@@ -51,7 +51,7 @@ from oallama.report.html import affinity_html
 from oallama.report.operators import report_document, report_tables
 from oallama.report.placement_page import Served, placement_html
 from oallama.report.table import plain
-from oallama.tune.run import Tuning, tune
+from oallama.tune.run import TuneOutcome, tune
 from oallama.tuned.result import MOST_TESTS, ClassResult, Key
 from oallama.tuned.store import result_path
 
@@ -285,7 +285,7 @@ def planned(models: Path) -> Path:
     return folder
 
 
-def raced(race: Measured, models: Path, planned: Path, cache: Path) -> tuple[Placer, Tuning, ClassResult]:
+def raced(race: Measured, models: Path, planned: Path, cache: Path) -> tuple[Placer, TuneOutcome, ClassResult]:
     """What a race finds for short questions."""
     shutil.copytree(planned, cache)
     placer = to_tune(models)

@@ -32,7 +32,7 @@ from oallama.placer.tuned import in_tuned_context, result_key, tuned_plan
 from oallama.plan.plan import Plan
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.report.text import policy_on
-from oallama.tune.run import LEAST_TIME_LIMIT_S, Tuning, tune, unsettled
+from oallama.tune.run import LEAST_TIME_LIMIT_S, TuneOutcome, tune, unsettled
 from oallama.tuned.classes import WorkloadClass, class_of
 from oallama.tuned.result import ClassResult
 from oallama.tuned.store import read_result, result_path, write_result
@@ -62,7 +62,7 @@ def planned(placer: Placer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def of_question(found: Tuning) -> ClassResult:
+def of_question(found: TuneOutcome) -> ClassResult:
     """What was measured for the class of LOAD."""
     made = found.result.of(class_of(LOAD))
     assert made is not None

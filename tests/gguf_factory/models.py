@@ -177,7 +177,7 @@ def lfm2(i: int) -> str:
 
 
 def qwen35(i: int) -> str:
-    """Gated delta nets in even layers, gated attention in odd ones, and a last block (MTP) that drafts."""
+    """Gated delta nets in even layers, gated attention in odd ones, and a MTP layer that drafts."""
     recurrent = "attn_qkv attn_gate ssm_conv1d ssm_dt.bias ssm_a ssm_beta ssm_alpha ssm_norm ssm_out"
     first = f"{ATTENTION} {HEAD_NORMS}" if i % 2 or i == 2 else recurrent
     last = " nextn.eh_proj nextn.enorm nextn.hnorm nextn.shared_head_norm" if i == 2 else ""

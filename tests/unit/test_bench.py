@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.bench.ab import SEARCH_GEN, Bench, run_bench, tried
+from oallama.bench.ab import SEARCH_GEN, Bench, measure_briefly, run_bench
 from oallama.bench.arms import ArmMaker
 from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Sample, Setting
@@ -310,7 +310,7 @@ def measuring(world):
 
 def test_options_are_tried_for_few_tokens_and_the_faster_sample_counts():
     long = BenchTest(64, 4 * SEARCH_GEN)
-    samples, fault = tried(CPU, (long,), OPERATORS, N_LAYER, measure=measuring(taking(1.0, 0.96)))
+    samples, fault = measure_briefly(CPU, (long,), OPERATORS, N_LAYER, measure=measuring(taking(1.0, 0.96)))
     assert fault == "" and samples[long].prompt_s == pytest.approx(0.96 * 64 / 80)
     assert samples[long].gen_s == pytest.approx(4 * 0.96 * 16 / 80), "scaled to the answer that was asked for"
 
@@ -319,13 +319,16 @@ def test_options_that_fail_or_do_something_else_have_a_fault():
     def cannot(name):
         raise DeviceError("no room")
 
-    assert tried(CPU, (PP,), OPERATORS, N_LAYER, measure=measuring(World(lambda *_: 1.0, cannot))) == ({}, "no room")
+    assert measure_briefly(CPU, (PP,), OPERATORS, N_LAYER, measure=measuring(World(lambda *_: 1.0, cannot))) == (
+        {},
+        "no room",
+    )
     elsewhere = World(lambda *_: 1.0, lambda name: report(*NAMES))
-    samples, fault = tried(LAST, (PP,), OPERATORS, N_LAYER, measure=measuring(elsewhere))
+    samples, fault = measure_briefly(LAST, (PP,), OPERATORS, N_LAYER, measure=measuring(elsewhere))
     assert not samples and "is not placed as specified" in fault
     with pytest.raises(OutOfTime):
         late = Deadline(0.5, lambda: 1.0)
-        tried(CPU, (PP,), OPERATORS, N_LAYER, deadline=late, measure=measuring(taking(1.0, 1.0)))
+        measure_briefly(CPU, (PP,), OPERATORS, N_LAYER, deadline=late, measure=measuring(taking(1.0, 1.0)))
 
 
 # ---- arms that are not what they say

@@ -9,7 +9,7 @@ import pytest
 from worlds import HOST, World, model_info, weights_of
 
 from oallama.core.types import Attention, DecodeStep, Draft, MulMat, Workload
-from oallama.cost.experts import ExpertUse, experts_alike, of_step, share_of_step
+from oallama.cost.experts import ExpertCoverage, experts_alike, of_step, share_of_step
 from oallama.cost.kernels import Kernels
 from oallama.placer import Placer
 from oallama.placer.drafter import planned_with_drafts
@@ -128,7 +128,10 @@ def test_a_report_says_what_a_step_computes_yields_and_takes(step, draft, said) 
 
 
 def test_a_step_of_hot_experts_is_decode() -> None:
-    use, mul_mat = ExpertUse((0, 1), (0.0, 0.9, 1.0), (0.0, 0.6, 1.0)), MulMat("MUL_MAT_ID", "Q4_0", (64, 64, 32), 4)
+    use, mul_mat = (
+        ExpertCoverage((0, 1), (0.0, 0.9, 1.0), (0.0, 0.6, 1.0)),
+        MulMat("MUL_MAT_ID", "Q4_0", (64, 64, 32), 4),
+    )
     assert [use.coverage(1, n) for n in (1, 2, 3)] == [0.9, 0.6, 0.6]
     stepped = of_step(use, mul_mat, DecodeStep(1, 1))
     assert [stepped.coverage(1, n) for n in (1, 2, 3)] == [0.9, 0.9, 0.6]

@@ -21,7 +21,7 @@ from worlds import placed, some_plan, weight
 
 from oallama.core.routing import HALF_LIFE_TOKENS, ExpertCounts, LayerCounts, LayerRouting, Routing
 from oallama.core.types import MulMat
-from oallama.cost.experts import ExpertUse, copied, expert_use, experts_alike, miss_odds, share_used
+from oallama.cost.experts import ExpertCoverage, copied, expert_use, experts_alike, miss_odds, share_used
 from oallama.cost.following import following
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
@@ -321,7 +321,7 @@ def test_what_is_left_of_a_batch_once_the_link_has_brought_some(seed: int, fall:
     tokens = [tuple(map(int, token)) for token in np.argsort(-noise, axis=1)[:, :4]]
     uses = Counter(expert for token in tokens for expert in token)
     shares = [sum(uses[expert] for expert in range(n_held)) / uses.total() for n_held in range(N_LEFT + 1)]
-    left = ExpertUse(tuple(range(N_LEFT)), tuple(shares), tuple(shares)).misses_by_rows(mul_mat, n_hot, n)
+    left = ExpertCoverage(tuple(range(N_LEFT)), tuple(shares), tuple(shares)).misses_by_rows(mul_mat, n_hot, n)
     batches = batches_of(tokens, n, max(1, n // 2))
     assert left[0] == (pytest.approx(left_by_hand(batches, n_hot, 0)[0], rel=0.15, abs=0.4), 1.0)
     assert left[-1] == (pytest.approx(0.0, abs=1e-9), pytest.approx(0.0, abs=1e-9))

@@ -81,8 +81,8 @@ def _best(
         if last.memory.fits:
             best = last
         learned = [
-            device.learn(n_layer - n_blocks, n_bytes, real)
-            for device, (n_blocks, n_bytes), real in zip(
+            device.learn(n_layer - n_layers, n_bytes, real)
+            for device, (n_layers, n_bytes), real in zip(
                 corrected, on_each(problem, placement), last.memory.devices, strict=True
             )
         ]
@@ -97,9 +97,9 @@ def _best(
     )
 
 
-def _bytes_left(memory: DeviceMemory, n_blocks: int) -> int:
-    """Bytes left for operators beside norms and KV of n_blocks layers."""
-    return memory.operator_budget(memory.n_layer - n_blocks)
+def _bytes_left(memory: DeviceMemory, n_layers: int) -> int:
+    """Bytes left for operators beside norms and KV of n_layers layers."""
+    return memory.operator_budget(memory.n_layer - n_layers)
 
 
 def on_each(problem: Problem, placement: Placement) -> list[tuple[int, int]]:
@@ -173,7 +173,7 @@ class _Splits:
     def _part(self, memory: DeviceMemory, device: int, window: Window, quick: bool) -> Placement:
         """The fastest placement of a device's layers that uses the device, else NO_PLACEMENT. The first device's part
         includes the host's layers; norms and KV of other parts are all on their device."""
-        request, part, n_blocks = (
+        request, part, n_layers = (
             replace(self._request, quick=quick),
             self._problems(device, window),
             window[1] - window[0],
@@ -187,7 +187,7 @@ class _Splits:
         )  # fmt: skip
         candidates = [
             placement for placement in most_choices(part, inputs)
-            if placement.is_sliced or placement.first_device_layer < n_blocks
+            if placement.is_sliced or placement.first_device_layer < n_layers
         ]  # fmt: skip
         return min(candidates, key=lambda placement: placement.seconds, default=NO_PLACEMENT)
 

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, get_args
 
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.core.plugins import load_offered, offered
+from oallama.core.extensions import extension_names, load_extension
 from oallama.core.types import FlashAttention, Phase, PrefetchMode, StreamSettings, Workload
 from oallama.cost.whole import Costs
 from oallama.planner.affinity import AffinityRule, FillRule
@@ -131,7 +131,7 @@ EXTENSIONS = "oallama.policies"
 def find_policy(name: str) -> Policy | None:
     """The policy of this name; imports the package that offers it. Raises UsageError if that fails."""
     if name not in POLICIES:
-        is_offered = load_offered(EXTENSIONS, name) is not None
+        is_offered = load_extension(EXTENSIONS, name) is not None
         if is_offered and name not in POLICIES:
             raise UsageError(
                 f"the package that offers policy {name} does not register it; use @policy({name!r}, …) in its module"
@@ -141,7 +141,7 @@ def find_policy(name: str) -> Policy | None:
 
 def policy_names() -> tuple[str, ...]:
     """The names of all policies, without importing other packages."""
-    return tuple(dict.fromkeys((*POLICIES, *offered(EXTENSIONS))))
+    return tuple(dict.fromkeys((*POLICIES, *extension_names(EXTENSIONS))))
 
 
 def register(new: Policy) -> Policy:

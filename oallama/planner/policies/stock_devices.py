@@ -35,9 +35,9 @@ def stock_over_devices(problem: Problem, workload: Workload) -> VerifiedPlan | N
         return sum(operators[i].bytes for i in range(first, last) if with_experts or not experts[i])
 
     def fits(device: int, begin: int, end: int, full: int) -> bool:
-        memory, n_blocks = memories[device], min(end, graph.n_layer) - min(begin, graph.n_layer)
+        memory, n_layers = memories[device], min(end, graph.n_layer) - min(begin, graph.n_layer)
         size = n_bytes(begin, max(begin, min(full, end)), True) + n_bytes(max(begin, min(full, end)), end, False)
-        return begin == end or size <= memory.operator_budget(memory.n_layer - n_blocks)
+        return begin == end or size <= memory.operator_budget(memory.n_layer - n_layers)
 
     bounds, full = fitted(n_layers, [memory.capacity for memory in memories], fits, any(experts))
     device_layers = tuple(end - begin for begin, end in pairwise(bounds))

@@ -14,12 +14,12 @@ from typing import Any
 from oallama.core.errors import UsageError
 
 
-def offered(group: str) -> list[str]:
+def extension_names(group: str) -> list[str]:
     """The names of a group's entry points, in order; nothing is imported."""
     return sorted(entry_points(group=group).names)
 
 
-def load_offered(group: str, name: str) -> Any:
+def load_extension(group: str, name: str) -> Any:
     """Import and return what the entry point of this name is; None if there is none. Raises UsageError if its package
     cannot be imported, whatever it raises."""
     for entry in entry_points(group=group, name=name):

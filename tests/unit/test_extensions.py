@@ -13,7 +13,7 @@ from processes import COMMAND, here
 
 from oallama.cli.main import exit_code
 from oallama.core.errors import UsageError
-from oallama.core.plugins import load_offered, offered
+from oallama.core.extensions import extension_names, load_extension
 from oallama.planner.decide import policy_named
 from oallama.planner.policies.registry import POLICIES, policy_names
 from oallama.stores.default_model import default_model
@@ -73,7 +73,7 @@ def test_a_broken_policy_costs_nothing_but_itself(install: Install, tmp_path: Pa
 def test_a_broken_extension_of_bench_is_not_imported(install: Install) -> None:
     install("oallama.bench", "strangers", BROKEN)
     assert exit_code(["bench", "--help"]) == 0
-    assert "strangers" in offered("oallama.bench") and "strange_module" not in sys.modules
+    assert "strangers" in extension_names("oallama.bench") and "strange_module" not in sys.modules
     with pytest.raises(UsageError, match="package strange-one"):
-        load_offered("oallama.bench", "strangers")
-    assert load_offered("oallama.bench", "nobody's") is None
+        load_extension("oallama.bench", "strangers")
+    assert load_extension("oallama.bench", "nobody's") is None
