@@ -98,7 +98,7 @@ def test_hostile_metadata_stays_text(name):
 def test_the_page_says_where_zero_is_on_the_scale():
     report = records.dense(n_layer=2)
     some = tuple(replace(row, benefit_s_per_byte=row.affinity - 0.4) for row in report.operators)
-    assert "would have affinity 0.40" in Page(affinity_html(replace(report, operators=some))).text
+    assert "Affinity 0.40 would mean" in Page(affinity_html(replace(report, operators=some))).text
     none = tuple(replace(row, benefit_s_per_byte=-1.0 - row.affinity) for row in report.operators)
     assert "No operator saves time on the device" in Page(affinity_html(replace(report, operators=none))).text
 
