@@ -237,8 +237,8 @@ void route_segment(Segment & segment, const ggml_cgraph * graph, std::vector<Rou
         std::vector<ExpertTable::Move> moves;
         if (exchange != nullptr && packs == routed.packs()) { // what is chosen is fetched all in one way
             const int64_t n_rows = packs ? 0 : routed.n_device * routed.n_rows / routed.n_used;
-            moves = exchange->choose_fetched(table, batch.chosen, segment.row_s, segment.device_row_s, n_rows,
-                                             packs && in_turns);
+            moves = exchange->choose_fetched(table, batch.chosen, segment.row_times.host_s, segment.row_times.device_s,
+                                             n_rows, packs && in_turns);
         }
         if (routed.packs()) {
             route_packed(batch, routed.n_most, slot_of, moves);
@@ -246,7 +246,7 @@ void route_segment(Segment & segment, const ggml_cgraph * graph, std::vector<Rou
             const std::vector<int32_t> now    = table->slot_of();
             const bool                 shares = exchange != nullptr && segment.routings.size() == 1;
             route(batch, routed.n_device, now, first.n_slots(), takes_experts_once(routed),
-                  shares ? choose_hits(segment.both_s, batch, routed.n_device, now) : routed.n_device);
+                  shares ? choose_hits(segment.row_times.both_s, batch, routed.n_device, now) : routed.n_device);
         }
         for (const Sized & sized : routed.sized) {
             resize(sized, batch.n_host_rows());

@@ -19,6 +19,7 @@
 #include <algorithm>
 
 #include "graph.h"
+#include "row_times.h"
 #include "stream.h"
 #include "times.h"
 
@@ -217,17 +218,15 @@ struct Segment {
     bool                    routed = false;  // only the experts that are used are streamed
     int64_t                 n_used = 0;      // of each token, where routed
     CopyPacing              pacing;
-    double                  row_s        = 0.0; // recent mean seconds of a routed row on the host; 0: not known
-    double                  device_row_s = 0.0; // the same on the device, without copies of experts
-    int64_t                 n_sums       = 0;   // number of sums that the host has sent for the device to add
-    std::vector<double>     both_s; // seconds until both sides end a token, by rows of the host; 0: not known
-    int device_begin   = 0;         // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
-    int launches_begin = 0;         // of these, of packed rows, one routing after the other
-    int stream_begin   = 0;
-    int join_begin     = 0; // nodes that make results whole in device memory, up to device_end
-    int device_end     = 0;
-    int host_begin     = 0; // nodes of the host graph
-    int host_end       = 0;
+    RowTimes                row_times;
+    int64_t                 n_sums = 0; // number of sums that the host has sent for the device to add
+    int device_begin               = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
+    int launches_begin             = 0; // of these, of packed rows, one routing after the other
+    int stream_begin               = 0;
+    int join_begin                 = 0; // nodes that make results whole in device memory, up to device_end
+    int device_end                 = 0;
+    int host_begin                 = 0; // nodes of the host graph
+    int host_end                   = 0;
 
     // Whether the device's rows of any routing are packed.
     bool packs() const {

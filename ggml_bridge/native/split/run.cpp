@@ -200,11 +200,11 @@ void SplitBackend::computes_input(ggml_backend_dev_t device) {
 // differs from token to token: by the mean time, a token with few misses would have to wait for weights. So their
 // number counts.
 Time SplitBackend::due(const Segment & segment) const {
-    const int64_t n_rows = n_host_rows(segment);
-    if (segment.routings.empty() || (n_rows > 0 && segment.row_s == 0.0)) {
+    const int64_t n_rows = n_host_rows(segment, batches_);
+    if (segment.routings.empty() || (n_rows > 0 && segment.row_times.host_s == 0.0)) {
         return side_->copy_state.small_copies.due();
     }
-    return Clock::now() + to_duration(static_cast<double>(n_rows) * segment.row_s);
+    return Clock::now() + to_duration(static_cast<double>(n_rows) * segment.row_times.host_s);
 }
 
 //
@@ -277,7 +277,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             status           = ggml_backend_graph_compute(host_.backend(), &host);
             const int64_t ns = watch.lap(stats().host_ns);
             took[1] += ns;
-            note_rows(segment, ns);
+            row_clock_.note_host(segment, batches_, n_tokens_, ns);
         }
         if (on_device && download_blocks() && status == GGML_STATUS_SUCCESS) {
             download(segment, graph);
@@ -292,7 +292,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
                 side_->synchronize();
                 const int64_t ns = watch.lap(stats().wait_ns);
                 took[2] += ns;
-                note_device(segment, ns);
+                RowClock::note_device(segment, batches_, side_->exchange(), ns);
                 join(segment, graph);
             }
             for (const HostSum & sum : segment.sums) {
@@ -306,7 +306,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             const int64_t ns = watch.lap(stats().wait_ns);
             took[2] += ns;
             if (!program.resident) {
-                note_device(segment, ns);
+                RowClock::note_device(segment, batches_, side_->exchange(), ns);
             }
             if (std::exchange(segment.pacing.feeds_device, false)) {
                 side_->copy_state.small_copies.copied(nullptr);
@@ -326,7 +326,9 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
                 join(segment, graph);
             }
             took[3] += watch.lap(stats().join_ns);
-            note_both(segment, took[1] + took[2] + took[3] - before);
+            if (side_->exchange() != nullptr) {
+                RowClock::note_both(segment, batches_, took[1] + took[2] + took[3] - before);
+            }
         }
         if (status != GGML_STATUS_SUCCESS) {
             return status;
@@ -347,8 +349,8 @@ void SplitBackend::launch(Program & program, Segment & segment, const ggml_cgrap
         ggml_backend_synchronize(side_->downloading());
     }
     side_->copy_state.last_segment = nullptr;
-    if (n_tokens_ > 1 && segment.row_s == 0.0) {
-        segment.row_s = row_seconds(segment);
+    if (n_tokens_ > 1 && segment.row_times.host_s == 0.0) {
+        segment.row_times.host_s = row_clock_.expected(segment, n_tokens_, host_.n_threads());
     }
     // a slot serves several experts if copies can wait for computing (events)
     route_segment(segment, graph, batches_, side_->exchange(), side_->has_events());
@@ -412,94 +414,6 @@ void SplitBackend::start_packed(Program & program, const Segment & segment) {
             }
         }
     }
-}
-
-namespace {
-
-// The largest power of two that is at most n.
-int64_t power_below(int64_t n) {
-    int64_t power = 1;
-    while (power <= n / 2) {
-        power *= 2;
-    }
-    return power;
-}
-
-} // namespace
-
-// Routed rows of this batch that the host computes.
-int64_t SplitBackend::n_host_rows(const Segment & segment) const {
-    int64_t n_rows = 0;
-    for (size_t i = 0; i < segment.routings.size(); i++) {
-        n_rows += batches_[i].n_host_rows();
-    }
-    return n_rows;
-}
-
-// Notes the seconds that a routed row took the host.
-void SplitBackend::note_rows(Segment & segment, int64_t host_ns) {
-    if (const int64_t n_rows = n_host_rows(segment); n_rows > 0) {
-        const double row_s = 1e-9 * static_cast<double>(host_ns) / static_cast<double>(n_rows);
-        remember(segment.row_s, row_s);
-        if (n_tokens_ > 1) {
-            row_s_[power_below(n_tokens_)] = segment.row_s;
-        }
-    }
-}
-
-// The seconds of a routed row on the host in a batch of this size, else of another size, else a guess: without it a
-// prompt's first layer, whose misses the host would all compute, would take longer than all other layers together.
-double SplitBackend::row_seconds(const Segment & segment) const {
-    constexpr double usual = 30e9; // operations of a thread per second, with quantised weights
-    if (!row_s_.empty()) {
-        const auto known = row_s_.lower_bound(power_below(n_tokens_));
-        return known != row_s_.end() ? known->second : row_s_.rbegin()->second;
-    }
-    double n = 0.0;
-    for (const Routed & routed : segment.routings) {
-        for (const SplitWeight * weight : routed.weights) {
-            n += 2.0 * static_cast<double>(weight->slice().k) * static_cast<double>(weight->slice().n);
-        }
-    }
-    return n / (usual * std::max(1, host_.n_threads()));
-}
-
-// Notes the seconds that a routed row took the device: exact if the thread had to wait, else an upper bound. It either
-// computed all the time since fetches were chosen, or waited for the last copies and then computed the last launch.
-void SplitBackend::note_device(Segment & segment, int64_t waited_ns) const {
-    constexpr int64_t is_waiting = 20000; // ns: less is the call alone
-    if (side_->exchange() == nullptr || segment.routings.empty()) {
-        return;
-    }
-    int64_t n_rows = 0;
-    int64_t n_last = 0;
-    for (size_t i = 0; i < segment.routings.size(); i++) {
-        n_rows += batches_[i].n_device_rows();
-        n_last += batches_[i].n_last_rows();
-    }
-    if (n_rows == 0) {
-        return;
-    }
-    const Time   now   = Clock::now();
-    const auto   since = [&](Time begun) { return std::max(0.0, std::chrono::duration<double>(now - begun).count()); };
-    const double row_s = std::min(since(side_->exchange()->chosen_at()) / static_cast<double>(n_rows),
-                                  since(side_->exchange()->ready()) / static_cast<double>(n_last));
-    if (waited_ns >= is_waiting) {
-        remember(segment.device_row_s, row_s);
-    } else {
-        segment.device_row_s = std::min(segment.device_row_s, row_s);
-    }
-}
-
-// Notes how long both sides took for a token after the launch, by the number of rows that the host computed.
-void SplitBackend::note_both(Segment & segment, int64_t ns) const {
-    if (side_->exchange() == nullptr || segment.routings.size() != 1 || batches_.front().n_tokens != 1) {
-        return;
-    }
-    segment.both_s.resize(static_cast<size_t>(batches_.front().n_used) + 1);
-    double &     both_s = segment.both_s[static_cast<size_t>(batches_.front().n_host_rows())];
-    const double took   = 1e-9 * static_cast<double>(ns);
-    remember(both_s, took);
 }
 
 // Counts the experts that the segment uses.

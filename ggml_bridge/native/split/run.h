@@ -65,11 +65,6 @@ class SplitBackend {
     void        start(Program & program, int begin, int end);
     void        start_packed(Program & program, const Segment & segment);
     void        join_on_device(Program & program, Segment & segment);
-    void        note_rows(Segment & segment, int64_t host_ns);
-    double      row_seconds(const Segment & segment) const;
-    void        note_device(Segment & segment, int64_t waited_ns) const;
-    void        note_both(Segment & segment, int64_t ns) const;
-    int64_t     n_host_rows(const Segment & segment) const;
     Time        due(const Segment & segment) const;
     void        ask_ahead(Time until) const;
 
@@ -93,7 +88,7 @@ class SplitBackend {
     int64_t                                  n_tokens_ = 0; // of the program that runs, or ran last
     std::vector<int32_t>                     experts_;
     std::vector<RoutedBatch>                 batches_; // of the segment at hand
-    std::map<int64_t, double>                row_s_;   // of a routed row on the host, by tokens (a power of two)
+    RowClock                                 row_clock_;
 
     // All prepared programs, by signature. A server computes batches of ever new sizes, and each size needs a program
     // for each block; when max_programs is reached, all are dropped.
