@@ -273,7 +273,7 @@ def _place(headers: list[TensorInfo], data_offset: int, alignment: int, file_byt
         start = data_offset + tensor.offset
         if start + tensor.n_bytes > file_bytes:
             missing = start + tensor.n_bytes - file_bytes
-            message = f"the data of tensor {quoted(tensor.name)} extend {missing} bytes beyond the end of the file"
+            message = f"tensor {quoted(tensor.name)} extends {missing} bytes beyond the end of the file"
             raise fault(tensor.path, tensor.header_offset, message, DOWNLOAD_AGAIN)
         yield replace(tensor, offset=start)
         expected += aligned(tensor.n_bytes, alignment)
