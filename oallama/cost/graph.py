@@ -14,8 +14,8 @@ layer's device), the KV write and attention (on the device that holds the layer'
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -67,7 +67,7 @@ class Layer:
         return self.previous if index == PREVIOUS else self.nodes[index]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Graph:
     """The layers in execution order, and last the output part. Every layer begins with a norm and ends with the node
     that the next layer reads; the embedding is in the first layer."""
@@ -75,15 +75,16 @@ class Graph:
     layers: tuple[Layer, ...]
     n_run: int  # layers that a decode runs; later ones (MTP) only predict further tokens. In a part of a model (`part`)
     # it may exceed n_layer
-    layer_operators: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)  # [first, last) of each
-    operator_layer: tuple[int, ...] = field(init=False, compare=False, repr=False)  # Operator.layer_in of each
 
-    def __post_init__(self) -> None:
-        n_operators = [layer.n_operators for layer in self.layers]
-        layer_operators = tuple(pairwise(accumulate(n_operators, initial=0)))
-        operator_layer = (number for number, n in enumerate(n_operators) for _ in range(n))
-        object.__setattr__(self, "layer_operators", layer_operators)
-        object.__setattr__(self, "operator_layer", tuple(operator_layer))
+    @cached_property
+    def layer_operators(self) -> tuple[tuple[int, int], ...]:
+        """The operators [first, last) of each layer."""
+        return tuple(pairwise(accumulate((layer.n_operators for layer in self.layers), initial=0)))
+
+    @cached_property
+    def operator_layer(self) -> tuple[int, ...]:
+        """Operator.layer_in of each operator."""
+        return tuple(number for number, layer in enumerate(self.layers) for _ in range(layer.n_operators))
 
     @property
     def n_layer(self) -> int:

@@ -11,8 +11,8 @@ the CPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import pairwise, permutations
 from math import sqrt
 from typing import NamedTuple, get_args
@@ -102,7 +102,7 @@ ONE_QUEUE = 0.5
 """If a result waits for at least this share of a copy on another stream, all streams are modelled as one queue."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Interference:
     """Speeds of concurrent work relative to the speed alone, 0..1. one_queue: the device does not compute during copies
     that were requested before, and a wait for the device is a wait for all copies."""
@@ -114,12 +114,11 @@ class Interference:
     device_with_link: float = 1.0
     link_with_device: float = 1.0
     one_queue: bool = False
-    speeds: tuple[tuple[float, float, float], ...] = field(init=False, compare=False, repr=False)  # (CPU, link,
-    # device), indexed by a bit mask of the busy ones: 1 CPU, 2 link, 4 device
 
-    def __post_init__(self) -> None:
-        busy = ((bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))
-        object.__setattr__(self, "speeds", tuple(self._speeds(*which) for which in busy))
+    @cached_property
+    def speeds(self) -> tuple[tuple[float, float, float], ...]:
+        """(CPU, link, device), indexed by a bit mask of the busy ones: 1 CPU, 2 link, 4 device."""
+        return tuple(self._speeds(bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))
 
     def _speeds(self, cpu: bool, link: bool, device: bool) -> tuple[float, float, float]:
         cpu_speed = link_speed = device_speed = 1.0
@@ -202,7 +201,7 @@ class CopySeconds(NamedTuple):
 NO_COPY = CopySeconds()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SliceRates:
     """Costs of slices, except computing: copies, launches, joins, contention."""
 
@@ -214,16 +213,13 @@ class SliceRates:
     interference: InterferenceCurve = ()
     staged: bool = False  # activations go through pinned memory: the thread does not wait for their copies
     device_s_per_byte: float = 0.0  # of memory that the device reads or writes
-    piece_bytes: int = field(init=False)  # bytes of weights per request
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "piece_bytes", self._best_piece())
 
     def interference_at(self, n_tokens: int) -> Interference:
         """Interference in batches of n_tokens."""
         return interference_at(self.interference, n_tokens)
 
-    def _best_piece(self) -> int:
+    @cached_property
+    def piece_bytes(self) -> int:
         """Bytes of weights per copy request, P.
 
         A device makes one copy at a time. An activation waits for half a piece on average: P/2r seconds at r bytes per

@@ -14,7 +14,8 @@ back, and the whole cache is copied to the device for attention.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import compress
 from math import inf
 from operator import getitem, or_
@@ -172,7 +173,7 @@ def non_matmul_with_offload(
     return non_matmul_seconds(index, CPU_DEVICE, small) + non_matmul_seconds(index, device, large) + copies, on_device
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Costs:
     """Prices of operators, non-matmul work and device copies over a fixed list of forward passes."""
 
@@ -184,16 +185,20 @@ class Costs:
     non_matmul_device_s: float
     offloaded: tuple[bool, ...] = ()  # for each operator, whether llama.cpp offloads it in large batches; (): none
     to_first: TransferRates | None = None  # on a later device of several: rates of copies between the first and this
-    sides_s: tuple[tuple[float, float], ...] = field(init=False, compare=False, repr=False)  # (T_c, T_g or infinite)
-    large: tuple[Pass, ...] = field(init=False, compare=False, repr=False)  # passes that are offloaded
-    small: tuple[Pass, ...] = field(init=False, compare=False, repr=False)  # the other passes
 
-    def __post_init__(self) -> None:
-        sides = ((cost.t_cpu_s, inf if cost.t_gpu_s is None else cost.t_gpu_s) for cost in self.operators)
-        object.__setattr__(self, "sides_s", tuple(sides))
-        large, small = by_offload(self.passes)
-        object.__setattr__(self, "large", large)
-        object.__setattr__(self, "small", small)
+    @cached_property
+    def sides_s(self) -> tuple[tuple[float, float], ...]:
+        """(T_c, T_g or infinite) of each operator."""
+        return tuple((cost.t_cpu_s, inf if cost.t_gpu_s is None else cost.t_gpu_s) for cost in self.operators)
+
+    @cached_property
+    def large(self) -> tuple[Pass, ...]:
+        """The passes that are offloaded."""
+        return by_offload(self.passes)[0]
+
+    @cached_property
+    def small(self) -> tuple[Pass, ...]:
+        return by_offload(self.passes)[1]
 
     def non_matmul_seconds(self, first_device_layer: int, window: tuple[int, int]) -> float:
         """Seconds of the non-matmul work of the window's layers; that of layers from first_device_layer on is on the
