@@ -27,11 +27,13 @@ GONE = {
 """Words that no identifier has, and what is said in their place."""
 
 GONE_NAMES = {
-    "Around": "BlockContext", "Candidate": "VerifiedPlan", "CorrectedBudget": "CorrectedMemory",
-    "Course": "PhaseTimeline", "DeviceSplits": "DeviceSlices", "Gated": "Tuning", "Lines": "LinearCost",
-    "MemoryBudget": "PolicyInputs", "Probe": "NoAllocLoad", "Race": "ABTest", "RestCase": "NonMatmulCase",
-    "Room": "PolicyInputs", "Sharing": "Contention", "SlicePlan": "Slicing", "StockTry": "StockTrial",
-    "b_of": "benefit", "begins_phase": "begins_segment", "gap_s": "inter_block_s", "n_exchanges": "n_turns",
+    "Around": "BlockContext", "BlockOptions": "BlockChoices", "Candidate": "VerifiedPlan",
+    "CorrectedBudget": "CorrectedMemory", "Course": "PhaseTimeline", "DeviceSplits": "DeviceSlices",
+    "ExpertUse": "ExpertCoverage", "Gated": "TuneOutcome", "Lines": "LinearCost", "MemoryBudget": "PolicyInputs",
+    "MtpBlock": "MtpDrafter", "Probe": "NoAllocLoad", "Race": "ABTest", "RangePart": "DevicePart",
+    "RestCase": "NonMatmulCase", "Room": "PolicyInputs", "RunPlan": "PlanInUse", "Sharing": "Contention",
+    "SlicePlan": "Slicing", "StockTry": "StockTrial", "b_of": "benefit", "begins_phase": "begins_segment",
+    "decision": "verified", "gap_s": "inter_block_s", "load_offered": "load_extension", "n_exchanges": "n_turns",
     "nothing_there": "operators_on_cpu", "refresh_gate": "retune",
 }  # fmt: skip
 """Whole identifiers that are gone."""
