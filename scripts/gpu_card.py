@@ -129,7 +129,7 @@ def run_step(step: CardStep) -> dict[str, Any]:
 
 
 def _read(results: Path, device: str) -> dict[str, Any]:
-    """What an earlier call found. Raises UsageError."""
+    """Return the results of an earlier call. Raises UsageError."""
     try:
         document = json.loads(results.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -21,7 +21,7 @@ from oallama.cli.records import Decorator, as_record
 from oallama.cli.routing import counting
 from oallama.cli.signals import is_interactive
 from oallama.cli.speculation import StepOptions, step_options
-from oallama.cli.tuning import continued_later, plan_without_measuring, tune_and_tell
+from oallama.cli.tuning import continued_later, fit_plan, plan_without_measuring, tune_and_tell
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import Workload
@@ -165,11 +165,6 @@ class PlacementOptions:
 def cpu_plan(placer: Placer, workload: Workload) -> Plan:
     """Return the plan of the CPU alone, without measuring."""
     return placer.plan("cpu", workload=workload, measure=False)
-
-
-def fit_plan(placer: Placer, workload: Workload) -> Plan:
-    """Return the plan of stock llama.cpp's own placement, the safe choice without measurements."""
-    return placer.plan("fit", workload=workload, measure=False)
 
 
 def placement_options(tune: Decorator = shared.tune_option, workload: Sequence[Decorator] = ()) -> Decorator:

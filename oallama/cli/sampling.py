@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 import click
 
@@ -17,9 +16,9 @@ from oallama.cli.records import as_record, count, declared_options, option_field
 from oallama.cli.routing import count_experts_option
 from oallama.core.errors import UsageError
 from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END
+from oallama.run.sampling import Sampling
 
-if TYPE_CHECKING:
-    from oallama.run.sampling import Sampling
+_DEFAULTS = Sampling()
 
 
 def parse_seed(text: str) -> int:
@@ -35,7 +34,7 @@ def parse_seed(text: str) -> int:
 class SamplingOptions:
     """Sampling options of the command line."""
 
-    temperature: float = option_field("--temp", "--temperature", type=float, default=0.8,
+    temperature: float = option_field("--temp", "--temperature", type=float, default=_DEFAULTS.temperature,
         metavar="T", group=Group.PROMPT, help="Temperature; 0: greedy.")  # fmt: skip
     seed: int = option_field("-s", "--seed", type=parsed(parse_seed), default="-1", show_default="random",
         metavar="SEED", group=Group.PROMPT, help="Random seed; -1: a new one each time.")  # fmt: skip
@@ -43,16 +42,17 @@ class SamplingOptions:
         group=Group.PROMPT, help="Stop sequence; repeatable.")  # fmt: skip
     json_schema: str | None = option_field("-j", "--json-schema", metavar="SCHEMA", group=Group.PROMPT,
         help="JSON schema for the answer; {}: any JSON object.")  # fmt: skip
-    top_k: int = option_field("--top-k", type=count(0), default=40, metavar="N",
+    top_k: int = option_field("--top-k", type=count(0), default=_DEFAULTS.top_k, metavar="N",
         group=Group.SAMPLING, advanced=True, help="Sample from the N most likely tokens; 0: all.")  # fmt: skip
-    top_p: float = option_field("--top-p", type=float, default=0.95, metavar="P",
+    top_p: float = option_field("--top-p", type=float, default=_DEFAULTS.top_p, metavar="P",
         group=Group.SAMPLING, advanced=True,
         help="Sample from the most likely tokens with this total probability; 1: all.")  # fmt: skip
-    min_p: float = option_field("--min-p", type=float, default=0.05, metavar="P",
+    min_p: float = option_field("--min-p", type=float, default=_DEFAULTS.min_p, metavar="P",
         group=Group.SAMPLING, advanced=True,
         help="Drop tokens less likely than this share of the most likely; 0: off.")  # fmt: skip
-    repeat_penalty: float = option_field("--repeat-penalty", type=float, default=1.0, metavar="X",
-        group=Group.SAMPLING, advanced=True, help="Penalty for repeating the last 64 tokens; 1: off.")  # fmt: skip
+    repeat_penalty: float = option_field("--repeat-penalty", type=float, default=_DEFAULTS.repeat_penalty,
+        metavar="X", group=Group.SAMPLING, advanced=True,
+        help="Penalty for repeating the last 64 tokens; 1: off.")  # fmt: skip
     grammar: str | None = option_field("--grammar", metavar="GBNF", group=Group.SAMPLING, advanced=True,
         help="Grammar that constrains the answer (GBNF).")  # fmt: skip
     grammar_file: str | None = option_field("--grammar-file", type=click.Path(), metavar="FILE", group=Group.SAMPLING,
@@ -64,7 +64,6 @@ class SamplingOptions:
         """Return the record of these options. Raises UsageError for invalid values or stop texts, and for unreadable
         files."""
         from oallama.run.answer import checked_stops
-        from oallama.run.sampling import Sampling
 
         checked_stops(self.stop)
         constraints = (self.grammar, self.grammar_file, self.json_schema, self.json_schema_file)

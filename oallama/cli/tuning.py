@@ -100,9 +100,14 @@ def plan_without_measuring(placer: Placer, workload: Workload) -> tuple[Plan, bo
 
     tuned = tuned_plan(placer, workload)
     if tuned is None:
-        return placer.plan("fit", workload=workload, measure=False), True
+        return fit_plan(placer, workload), True
     log(f"oallama: {tuned.sentence}")
     return tuned.plan, tuned.result.of != tuned.asked
+
+
+def fit_plan(placer: Placer, workload: Workload) -> Plan:
+    """Return the plan of stock llama.cpp's own placement, the safe choice without measurements."""
+    return placer.plan("fit", workload=workload, measure=False)
 
 
 def tune_after_answer(placer: Placer, workload: Workload) -> None:

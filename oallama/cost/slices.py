@@ -291,7 +291,7 @@ def hot_times(block_type: BlockType, rates: SliceRates, n_hot: int, n_tokens: in
         return both_sides(rates, late, (DeviceTask(0.0, gpu_s + staged_out_s, launch_s),), cpu_s, rows)
 
     if rows > 1:
-        divided = _divided_misses(block_type, rates, n_hot, rows, miss)
+        divided = _divided_misses(block_type, rates, use, n_hot, rows, miss)
         if not packed:
             return times_of(next(divided)[0], block_type.gemms.gpu_s(n_rows / n_used, rows))
         return times_of(*min(divided, key=lambda sides: (max(sides[0], sides[1] + staged_out_s), sides)))
@@ -325,12 +325,8 @@ def _hot_copies(
 ) -> CopySeconds:
     """Copies of a block with hot experts; biases of experts in slots are already on the device. miss: share of the uses
     that miss; packed: the device computes no spare rows; n_rows: rows per token that it computes otherwise."""
-    block, hot_block, link, n_used = (
-        block_type.block,
-        block_type.hot(n_hot),
-        rates.transfer,
-        block_type.gemms[0].mul_mat.n_expert_used,
-    )
+    block, hot_block, link = block_type.block, block_type.hot(n_hot), rates.transfer
+    n_used = block_type.gemms[0].mul_mat.n_expert_used
     returned = block.returned + block.returned_each * block.extent  # of all experts of a token
     n_up, n_down = hot_block.upload_bytes(hot_block.extent, rows), hot_block.download_bytes(hot_block.extent, rows)
     joined, n_biases, n_copies = n_down // F32 + miss * returned * rows, 0, 2  # slots and weights are one
@@ -359,27 +355,21 @@ def _fetch_seconds(block_type: BlockType, rates: SliceRates) -> tuple[float, flo
 
 
 def _divided_misses(
-    block_type: BlockType, rates: SliceRates, n_hot: int, rows: int, miss: float
+    block_type: BlockType, rates: SliceRates, use: ExpertCoverage, n_hot: int, rows: int, miss: float
 ) -> Iterator[tuple[float, float]]:
     """(seconds of the thread: requests and the CPU's rows; of the device) for several tokens, if it fetches 0, 1, … all
-    of the missed experts. miss: share of the rows that miss.
+    of the missed experts. use: of the layer's experts; miss: share of the rows that miss.
 
     The device computes hits first, then fetched experts, those with the most rows, in launches of half of the slots
     that these replace, while experts of the next launch are copied (split/experts.h). If the batch uses experts in
     these slots too, theirs are computed first. So a launch more has its start-up times, and the last one waits for the
     link.
     """
-    mul_mat, use, linear = (
-        block_type.gemms[0].mul_mat,
-        block_type.use or experts_alike(block_type.n_expert),
-        block_type.gemms.at(rows),
-    )
+    block, mul_mat, linear = block_type.block, block_type.gemms[0].mul_mat, block_type.gemms.at(rows)
     fetch_s, request_s = _fetch_seconds(block_type, rates)
     remaining = use.misses_by_rows(mul_mat, n_hot, rows) if miss > 0 else [(0.0, 0.0)]
     # a row is gathered and gets its biases
-    row_s = (
-        2 * (block_type.block.sent - mul_mat.n_expert_used + block_type.block.biases) * F32 * rates.device_s_per_byte
-    )
+    row_s = 2 * (block.sent - mul_mat.n_expert_used + block.biases) * F32 * rates.device_s_per_byte
     n_idle = n_hot - sum(use.used(mul_mat, rows)[:n_hot])  # slots whose experts the batch does not use
 
     def computed_by_cpu_s(n_experts: float, of_rows: float) -> float:
@@ -501,15 +491,13 @@ def _resident_copy(
 
 def _whole_times(block_type: BlockType, rates: SliceRates, n_tokens: int, rows: int) -> BlockTimes:
     """The tasks of a block that is not sliced."""
-    whole_s = (
-        block_type.gemms.cpu_s(1.0, rows)
-        if block_type.context.whole is None
-        else interpolate(block_type.context.whole, n_tokens)
-    )
-    away_s = interpolate(block_type.context.copies_if_whole, n_tokens) if block_type.context.resident else 0.0
-    copy_s = (
-        min(whole_s, interpolate(block_type.context.offload, n_tokens)) if block_type.context.whole is not None else 0.0
-    )
+    context, copy_s = block_type.context, 0.0
+    if context.whole is None:
+        whole_s = block_type.gemms.cpu_s(1.0, rows)
+    else:
+        whole_s = interpolate(context.whole, n_tokens)
+        copy_s = min(whole_s, interpolate(context.offload, n_tokens))
+    away_s = interpolate(context.copies_if_whole, n_tokens) if context.resident else 0.0
     if copy_s > 0:
         offload = (DeviceTask(copy_s, whole_s - copy_s),)
         return BlockTimes(away_s, steps=offload, interference=rates.interference_at(n_tokens), offloaded=True)

@@ -35,7 +35,7 @@ OFFLOAD_MIN_TOKENS = 32
 def by_offload(passes: Sequence[Pass]) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
     """(passes large enough that llama.cpp offloads host weights to the device, the other passes)."""
     large = tuple(p for p in passes if p.n_tokens >= OFFLOAD_MIN_TOKENS)
-    return large, tuple(p for p in passes if p not in large)
+    return large, tuple(p for p in passes if p.n_tokens < OFFLOAD_MIN_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +198,7 @@ class Costs:
 
     @cached_property
     def small(self) -> tuple[Pass, ...]:
+        """The other passes."""
         return by_offload(self.passes)[1]
 
     def non_matmul_seconds(self, first_device_layer: int, window: tuple[int, int]) -> float:

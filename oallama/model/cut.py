@@ -20,8 +20,8 @@ ROW_GROUP = 32
 
 TILE_ROWS = 128
 """Rows of a tile of CUDA's mul-mats by quantised weights in batches above 8 tokens. A slice of any other number of rows
-takes a kernel that checks bounds, of which there are 5 tile widths and not 11 (ggml-cuda/mmq.cuh, read at ggml 0.25.3;
-not checked since)."""
+is computed by a kernel that checks bounds, which exists in 5 tile widths instead of 11 (ggml-cuda/mmq.cuh, read
+at ggml 0.25.3; not checked since)."""
 
 LONG_ROWS = 8192
 """Rows from which on cuts between whole tiles lose less than 2 % of predicted seconds in each plan of the corpus, and

@@ -90,7 +90,7 @@ def _tries(problem: Problem, request: Request, candidates: list[PolicyPlan]) -> 
     if policy is None and not request.quick:
         to_beat_s = min(map(_seconds, candidates))
         configurations = most_promising(problem, request, n_ubatches=n_ubatches, most=1, to_beat_s=to_beat_s)
-        candidates += [(stock, replace(fastest_stock, policy=stock.name)) for fastest_stock in configurations]
+        candidates += [(stock, replace(verified, policy=stock.name)) for verified in configurations]
     yield from _with_larger_ubatches(problem, replace(request, required=False), candidates)
 
 

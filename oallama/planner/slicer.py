@@ -94,7 +94,7 @@ class Slicing:
 
 
 NO_SLICES = Slicing((), (), (), False, 0, prefill_s=inf, decode_s=0.0)
-"""Stands for slices of a model of which no block can be sliced."""
+"""The slicing of a model without blocks that can be sliced."""
 
 N_VALUES = 16
 """n_G of the paper: number of values of r_GG above 0 that are tried. With eight, five of 29 plans of the corpus are
@@ -417,10 +417,8 @@ class Slicer:
             hot_bytes += block_type.weight_bytes(cut) if cut.n_hot else 0
             for i in block.operators:
                 assignments[i] = Assignment(cut._replace(n_hot=0), layout, experts)
-        streaming, slice_bytes = (
-            self._stream_settings(slicing) if self._streams else None,
-            slicing.weights_bytes - hot_bytes,
-        )
+        slice_bytes = slicing.weights_bytes - hot_bytes
+        streaming = self._stream_settings(slicing) if self._streams else None
         settings = SplitSettings(slicing.token_assignment, streaming, self._problem.profile.takes_residents)
         return replace(
             placement,

@@ -50,6 +50,12 @@ class Served:
     reason: str
     times: tuple[WorkTime, ...] = ()
 
+    @property
+    def other_work(self) -> list[WorkTime]:
+        """Times of what is no operator."""
+        names = {operator.name for operator in self.operators}
+        return [work for work in self.times if work.name not in names]
+
 
 def work_times(simulation: Simulation) -> tuple[WorkTime, ...]:
     """Seconds by name, in execution order."""
@@ -72,7 +78,6 @@ def placement_document(
     """The answer to `GET /placement`. state: of the server program; live: its rates, None if unknown; runs: of split
     blocks, shown with their first operators; back_end: the plugin's report, None without one."""
     plan = served.plan
-    names = {operator.name for operator in served.operators}
     times = {work.name: {"token_s": work.token_s, "prompt_s": work.prompt_s} for work in served.times}
     return {
         "model": model_document(served.model),
@@ -95,7 +100,7 @@ def placement_document(
             }
             for operator, placement in served.plan.pairs(served.operators)
         ],
-        "other_work": [asdict(work) for work in served.times if work.name not in names],
+        "other_work": [asdict(work) for work in served.other_work],
         "live": None if live is None else dict(live),
         "back_end": None if back_end is None else dict(back_end),
     }
@@ -207,12 +212,10 @@ def _rows(served: Served) -> list[layout.OperatorRow]:
 
 
 def _others(served: Served) -> Table:
-    """What is not an operator, by stream."""
-    names = {operator.name for operator in served.operators}
+    """Return a table of the work beside operators, by stream."""
     rows = [
         (printable(work.name), stream, format_seconds(seconds))
-        for work in served.times
-        if work.name not in names
+        for work in served.other_work
         for stream, seconds in work.token_s.items()
     ]
     return table("What else a token takes, predicted", "what |stream |>per token", rows)

@@ -145,7 +145,7 @@ PHASE_HEIGHT = TITLE + len(RESOURCES) * (LANE + LANE_GAP) + AXIS
 
 
 def simulate_svg(model: ModelInfo, plan: Plan, machine: Machine | None, simulation: Simulation) -> str:
-    """What each stream does during a prompt, and during one token."""
+    """Return a picture of what each stream does during a prompt, and during one token."""
     workload, predicted = simulation.workload, simulation.predicted
     phases = ((f"a prompt of {workload.n_prompt} tokens", simulation.prompt), ("one further token", simulation.token))
     kinds = [kind for kind in KINDS if any(kind == w.kind for _, phase in phases for w in phase.activities)]

@@ -36,7 +36,7 @@ def compare_memory(
     device_bytes: int, host_bytes: int, device: str, memory_breakdown: MemoryBreakdown, device_free: int
 ) -> EngineMemory:
     """Compare the bytes held on the device with the plan's memory breakdown (on the host mapped files count
-    differently). The staging of older plans is an upper bound, so less of it is no difference. device_free: as in
+    differently). The plan's staging is an upper bound, so less of it is as planned. device_free: as in
     spill_warning."""
     planned, staging = 0, memory_breakdown.staging
     if device != "none":

@@ -98,7 +98,7 @@ def _since(later: Counted, earlier: Counted | None) -> Counted:
 
 
 def _difference(later: Any, earlier: Any) -> Any:
-    """Of two numbers, or of each pair in two tuples."""
+    """Return `later` minus `earlier`: two numbers, or tuples of them."""
     if isinstance(later, tuple):
         return tuple(n - m for n, m in zip(later, earlier, strict=True))
     return later - earlier

@@ -94,25 +94,22 @@ class Candidates:
     def _add_plans(self, workload_class: WorkloadClass) -> None:
         """Add the best plan for a class, with and without drafts, and the CPU alone. If the first word of the best plan
         is late, also add the best plans for longer prompts."""
+        asked, fit = self._workloads[workload_class], self._fits[workload_class]
         if self._drafter is not None:
             with suppress(DoesNotFit):
                 plan = planned_with_drafts(
-                    self._placer, self._drafter, self._workloads[workload_class],
+                    self._placer, self._drafter, asked,
                     lambda placer, workload: placer.plan("auto", workload=workload),
                 )  # fmt: skip
                 if plan.draft is not None and plan.stock is None:
                     self._keep(plan)
-        best, fit = self._add_best(self._workloads[workload_class]), self._fits[workload_class]
-        self._add("cpu", self._workloads[workload_class], self._placer)
+        best = self._add_best(asked)
+        self._add("cpu", asked, self._placer)
         if best is None or best.predicted is None or fit is None or self._late_may_win:
             return
-        n_ctx, n_ubatch, n_prompt = (
-            getattr(self._workloads[workload_class], name) for name in ("n_ctx", "n_ubatch", "n_prompt")
-        )
-        longer = [
-            other.workload(n_ctx, n_ubatch) for other in classes_in(n_ctx) if other.history == workload_class.history
-        ]
-        for workload in (workload for workload in longer if workload.n_prompt > n_prompt):
+        alike = [other for other in classes_in(asked.n_ctx) if other.history == workload_class.history]
+        longer = [other.workload(asked.n_ctx, asked.n_ubatch) for other in alike]
+        for workload in (workload for workload in longer if workload.n_prompt > asked.n_prompt):
             if best is not None and best.predicted is not None and best.predicted.ttft_s > LATE * fit.ttft_s:
                 best = self._add_best(workload)
 

@@ -160,7 +160,7 @@ def test_copies_of_one_stream_do_not_wait_for_results_of_another(
 
 @pytest.mark.parametrize("first", ["CPU", NAME])
 def test_copies_are_timed_beside_mul_mats(bridge: ggml_bridge.Bridge, timed: EmulatedDevice, first: str) -> None:
-    """What is made of these times is tested by a clock of its own (native_test, test_contention)."""
+    """Only that both rates come back: native_test (test_contention) tests how they follow from times."""
     mul_mats = MulMatCase(first, None, "Q4_0", 2048, 2048, working_set_bytes=32 << 20)
     found = bridge.link_contention(mul_mats, NAME, 1 << 20, 0.1)
     assert min(found.first_alone, found.first_with_second, found.second_alone) > 0

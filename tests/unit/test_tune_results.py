@@ -41,7 +41,7 @@ def speed(seconds):
     return Speed(seconds / 2, seconds / 2 / N_GEN)
 
 
-# ---- tuning: whatever is looked at when, a plan that is no faster wins in 5 of 100 cases at most
+# ---- tuning: a plan that is no faster wins in at most 5 of 100 cases, however often its interval is looked at
 
 
 def ab_test(*times_as_fast, **changes):

@@ -173,11 +173,8 @@ class _Splits:
     def _part(self, memory: DeviceMemory, device: int, window: Window, quick: bool) -> Placement:
         """The fastest placement of a device's layers that uses the device, else NO_PLACEMENT. The first device's part
         includes the host's layers; norms and KV of other parts are all on their device."""
-        request, part, n_layers = (
-            replace(self._request, quick=quick),
-            self._problems(device, window),
-            window[1] - window[0],
-        )
+        request, part = replace(self._request, quick=quick), self._problems(device, window)
+        n_layers = window[1] - window[0]
         n_layer = self._problem.graph.n_layer
         inputs = PolicyInputs(
             request, request.workload, costs_of(part, request.workload, request.phase),

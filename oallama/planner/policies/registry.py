@@ -68,9 +68,7 @@ class PolicyInputs:
     memory: DeviceMemory  # before any operator
     slicer: Callable[..., Slicer]  # prices of blocks that are cut, for a workload
     llama_uses_device: bool = True  # False: llama.cpp runs on the CPU alone, so only slices may be on the device
-    allows_slices_only: bool = (
-        False  # True: slices alone are possible with llama_uses_device too, as llama.cpp uses another device
-    )
+    allows_slices_only: bool = False  # True: slices alone are possible, too: llama.cpp uses another device
     is_later_device: bool = False  # True: norms and KV of all layers are on the device (a later one of several)
     notes: tuple[str, ...] = ()  # what was lowered so that llama.cpp's buffers fit
     to_beat_s: float = inf  # seconds of the fastest proposal so far
