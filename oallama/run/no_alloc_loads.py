@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -19,8 +20,14 @@ from oallama.planner.problem import LoadBytes
 from oallama.run.weight_places import weight_places
 
 
+class _OfThread(threading.local):
+    """A process gives its answers in order, so two threads cannot share it."""
+
+    no_alloc_loader: NoAllocLoader | None = None
+
+
 class NoAllocLoads:
-    """no_alloc loads of one model on one device."""
+    """no_alloc loads of one model on one device. Threads may share it."""
 
     def __init__(
         self,
@@ -31,24 +38,25 @@ class NoAllocLoads:
         n_threads: Callable[[], int],
         no_alloc_loader: NoAllocLoader | None = None,
     ) -> None:
-        """n_threads: called when a load needs it. no_alloc_loader: a process that makes the loads; None: a new process
-        for each, or for those made `together`."""
+        """n_threads: called when a load needs it. no_alloc_loader: a process that makes this thread's loads; None: a new
+        process for each, or for those made `together`."""
         self._model, self._operators, self._tensor_names = model, tuple(operators), tuple(tensor_names)
         self._device, self._n_threads = device, n_threads
-        self._no_alloc_loader = no_alloc_loader
+        self._of_thread = _OfThread()
+        self._of_thread.no_alloc_loader = no_alloc_loader
         self._results: dict[LoadSettings, NoAllocResult] = {}
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Inside the block, loads share a process."""
-        if self._no_alloc_loader is not None:
+        """Inside the block, this thread's loads share a process."""
+        if self._of_thread.no_alloc_loader is not None:
             yield
             return
-        with NoAllocLoader(at_once=not self._results) as self._no_alloc_loader:
+        with NoAllocLoader(at_once=not self._results) as self._of_thread.no_alloc_loader:
             try:
                 yield
             finally:
-                self._no_alloc_loader = None
+                self._of_thread.no_alloc_loader = None
 
     def settings(self, workload: Workload, placement: Placement, attention: Attention) -> LoadSettings:
         """Load settings of a placement."""
@@ -118,8 +126,9 @@ class NoAllocLoads:
     def begin_on_host(self, workload: Workload, attention: Attention) -> None:
         """Start the load for on_host in the background, if there is a process for it."""
         settings = self.settings(workload, self._nothing, attention)
-        if self._no_alloc_loader is not None and settings not in self._results:
-            self._no_alloc_loader.ask(settings)
+        no_alloc_loader = self._of_thread.no_alloc_loader
+        if no_alloc_loader is not None and settings not in self._results:
+            no_alloc_loader.ask(settings)
 
     def on_host(self, workload: Workload, attention: Attention) -> tuple[int, int, int]:
         """Bytes of weights, KV cache and compute buffers with everything on the CPU."""
@@ -129,7 +138,8 @@ class NoAllocLoads:
     def _loaded(self, workload: Workload, placement: Placement, attention: Attention) -> NoAllocResult:
         settings = self.settings(workload, placement, attention)
         if settings not in self._results:
-            load = no_alloc_memory if self._no_alloc_loader is None else self._no_alloc_loader.answer
+            no_alloc_loader = self._of_thread.no_alloc_loader
+            load = no_alloc_memory if no_alloc_loader is None else no_alloc_loader.answer
             self._results[settings] = load(settings)
         return self._results[settings]
 

@@ -207,7 +207,7 @@ def sizes(result: NoAllocResult) -> dict[str, Any]:
 
 def test_threads_may_make_loads_of_one_model_at_once(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama")
-    contexts = [256, 512, 1024, 2048]
+    contexts = [256 * i for i in range(1, 13)]
 
     def taken(placer: Placer, n_ctx: int) -> tuple[int, int, int]:
         workload = replace(placer.workload(8, 8), n_ctx=n_ctx)
