@@ -51,7 +51,7 @@ def command(plan_file: str, target: str, output: str | None) -> None:
     if target == PLUGIN:
         text = _plugin_text(usable, placer)
     else:
-        plugin = _plugin(usable, placer, Path(plan_file).with_suffix(PLUGIN_PLAN_SUFFIX), target)
+        plugin = _plugin(usable, placer, plan_file, output, target)
         backend = stock_backend(plan.device)
         text = export_command(usable, placer.operators, placer.tensor_names, target, plugin, backend)  # type: ignore[arg-type]
         text += "\n"
@@ -70,9 +70,10 @@ def _plugin_text(plan: Plan, placer: Placer) -> str:
     return plugin_text(plan, placer.operators, placer.model.n_layer, split_devices(plan))
 
 
-def _plugin(plan: Plan, placer: Placer, text_file: Path, target: str) -> Plugin | None:
-    """Return the plugin's library and its plan file, which is written if the plan splits operators; None for a plan
-    that stock llama.cpp runs without the plugin."""
+def _plugin(plan: Plan, placer: Placer, plan_file: str, output: str | None, target: str) -> Plugin | None:
+    """Return the plugin's library and its plan file, which is written beside plan_file if the plan splits operators;
+    None for a plan that stock llama.cpp runs without the plugin. Raises PlanError if that file is plan_file itself, or
+    output, where the command line goes."""
     from ggml_bridge.library import find_plugin
     from oallama.plan.export import Plugin, needs_plugin
     from oallama.plan.patterns import split_names
@@ -81,5 +82,8 @@ def _plugin(plan: Plan, placer: Placer, text_file: Path, target: str) -> Plugin 
         return None
     if not split_names(plan, placer.operators):
         return Plugin(str(find_plugin()))
+    text_file = Path(plan_file).with_suffix(PLUGIN_PLAN_SUFFIX).resolve()
+    if text_file in [Path(name).resolve() for name in (plan_file, output) if name is not None]:
+        raise PlanError(f"the plugin's plan would replace {text_file}; give PLAN and -o names with another suffix")
     deliver(_plugin_text(plan, placer), str(text_file))
-    return Plugin(str(find_plugin()), str(text_file.resolve()))
+    return Plugin(str(find_plugin()), str(text_file))

@@ -21,6 +21,7 @@ from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
+from oallama.plan.plan import Plan
 
 PROMPT = "Once upon a time"
 
@@ -62,6 +63,16 @@ def test_a_line_for_a_plan_that_splits_comes_with_the_plugins_file_of_that_plan(
     done = here("export", plan, "--to", "llama-server")
     assert f"OALLAMA_PLAN={text} llama-server -m " in done.stdout and f"wrote {text}" in done.stderr
     assert text.read_text(encoding="utf-8") == here("export", plan, "--to", "plugin").stdout
+
+
+def test_the_plugins_file_replaces_neither_the_plan_nor_the_command_line(tmp_path: Path) -> None:
+    plan, same = tmp_path / "plan.json", tmp_path / "plan.oallama"
+    written = split_plan(plan, "rpc://127.0.0.1:1")
+    assert f"would replace {same}" in here("export", plan, "--to", "llama-cli", "-o", same, code=2).stderr
+    assert not same.exists()
+    written.save(same)
+    assert f"would replace {same}" in here("export", same, "--to", "llama-cli", code=2).stderr
+    assert Plan.load(same) == written
 
 
 def test_llama_bench_runs_the_plan_and_the_device_holds_its_half(plan_file: Path, server: RpcServer) -> None:
