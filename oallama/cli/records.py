@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import field, fields
@@ -45,6 +46,18 @@ def counts(least: int, most: int = 2**31 - 1) -> Callable[[Any], Any]:
     """A click type: different whole numbers from `least` to `most`, between commas."""
     number = count(least, most)
     return parsed(lambda text: tuple(dict.fromkeys(number(part) for part in text.split(","))))
+
+
+def number(least: float, most: float) -> Callable[[Any], Any]:
+    """A click type: a number from `least` to `most`; unlike click's FloatRange it refuses NaN."""
+
+    def parse(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if least <= (value := float(text)) <= most:
+                return value
+        raise ValueError(f"{text!r} is not a number from {least:g} to {most:g}")
+
+    return parsed(parse)
 
 
 _DECLARED = "option"  # in the metadata of a record's field

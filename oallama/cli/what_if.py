@@ -14,7 +14,7 @@ from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import is_file, model_file, unknown_model
 from oallama.cli.output import busy, each_awaited, emit_json, log, show
 from oallama.cli.policy import PolicyName
-from oallama.cli.records import count, parsed
+from oallama.cli.records import count, number, parsed
 from oallama.cli.speculation import parallel_option
 from oallama.cli.tuning import tell_doubt
 from oallama.core.errors import UsageError
@@ -82,7 +82,7 @@ def file_or_shape(word: str) -> str:
 @option("--cores", type=count(1, 1024), metavar="N", group=Group.DEVICE,
         help="Predict for a PC with N Zen 4 cores instead of this machine's CPU, without measuring.\f Without "
         "--ram-speed: a usual PC's memory.")  # fmt: skip
-@option("--ram-speed", "ram_speed", type=click.FloatRange(1, 10_000), metavar="GB/s", group=Group.DEVICE,
+@option("--ram-speed", "ram_speed", type=number(1, 10_000), metavar="GB/s", group=Group.DEVICE,
         help="Memory bandwidth of that PC: 40 (DDR4), 60 (DDR5).")  # fmt: skip
 @option("--policy", type=PolicyName(), default="auto", show_default=True, metavar="POLICY", group=Group.PLACEMENT,
         advanced=True, help="Policy to compare with stock llama.cpp.")  # fmt: skip
