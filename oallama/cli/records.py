@@ -76,6 +76,14 @@ def declared_options(record: type, *names: str) -> list[Decorator]:
     return [each.metadata[_DECLARED](each.name) for each in chosen]
 
 
+def named_options(*decorators: Decorator) -> dict[str, click.Option]:
+    """Return the options that decorators add to a command, by the names of its parameters."""
+    command: Any = click.Command(None)
+    for decorate in decorators:
+        decorate(command)
+    return {option.name: option for option in command.params}
+
+
 def as_record(name: str, record: type, *options: Decorator, make: Callable[..., Any] | None = None) -> Decorator:
     """Add these options, by default those that the record's fields declare; the command gets them as `name`, a record
     of this type with all parameters named like its fields. make: called instead of the type."""

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from oallama.cli import options as shared
 from oallama.cli.output import busy, log, time_bar
+from oallama.cli.records import named_options
 from oallama.cli.signals import asked_to_end, ended_by_key
 from oallama.core.errors import OallamaError
 from oallama.core.files import FOLDER_VARIABLE, cache_folder
@@ -26,13 +28,6 @@ if TYPE_CHECKING:
 
 LONGEST_S = 600.0
 """Most predicted seconds of measuring after an answer. Above, the last line names the command instead."""
-
-OPTIONS = {
-    "device": "--device", "vram": "--vram", "vram_fill": "--vram-fill", "gpu_weights": "--gpu-weights",
-    "threads": "-t", "n_batch": "-b", "n_ubatch": "-ub", "type_k": "-ctk", "type_v": "-ctv",
-    "flash_attn": "-fa", "late_first_word": "--late-first-word",
-}  # fmt: skip
-"""By field of Options, of those that tuning depends on."""
 
 SECONDS_TOLD, MINUTES_TOLD = 100.0, 100  # longer is told in minutes, in hours
 
@@ -164,7 +159,7 @@ def tell_doubt(placer: Placer) -> None:
 
 def tune_command(placer: Placer, workload: Workload) -> str:
     """Return the command that tunes for workloads in this context, in backticks."""
-    options = placer.options
+    options, declared = placer.options, named_options(*shared.PLACEMENT, *shared.CONTEXT, shared.late_option)
     words = ["oallama", "tune", placer.model.path]
     for field in fields(options):
         value = getattr(options, field.name)
@@ -172,7 +167,7 @@ def tune_command(placer: Placer, workload: Workload) -> str:
             text = f"{value}"
             if field.name == "vram":
                 text = ",".join(f"{n_bytes / MIB:g}MiB" for n_bytes in (value, *options.other_vram))
-            words += [OPTIONS[field.name]] if value is True else [OPTIONS[field.name], text]
+            words += [declared[field.name].opts[-1], *([] if value is True else [text])]
     if placer.drafter is not None:
         words += placer.drafter.flags
     if options.n_ctx is not None or workload.n_ctx != placer.workload(1, 0).n_ctx:

@@ -299,14 +299,14 @@ def test_what_to_type_measures_what_was_run():
         model=SimpleNamespace(path="/my models/m.gguf"), options=asked, drafter=SimpleNamespace(flags=("--spec", "mtp"))
     )
     assert cli_tuning.tune_command(placer, Workload(n_prompt=19, n_gen=24, n_ctx=8192, n_past=100)) == (
-        "`oallama tune '/my models/m.gguf' --device emulated:rtx3060,link=12 --vram 300MiB -t 2 -ctk q8_0 "
-        "--late-first-word --spec mtp -c 8192`"
+        "`oallama tune '/my models/m.gguf' --device emulated:rtx3060,link=12 --vram 300MiB --threads 2 "
+        "--cache-type-k q8_0 --late-first-word --spec mtp -c 8192`"
     )
     both = replace(asked, device="CUDA0,CUDA1", other_vram=(200 * MIB,))
     told = cli_tuning.tune_command(
         SimpleNamespace(**{**vars(placer), "options": both}), Workload(19, 24, 8192, n_past=100)
     )
-    assert "--device CUDA0,CUDA1 --vram 300MiB,200MiB -t 2" in told
+    assert "--device CUDA0,CUDA1 --vram 300MiB,200MiB --threads 2" in told
 
 
 def test_a_number_of_requests_that_is_asked_for_is_planned_for_though_a_plan_was_measured_for_one(capsys):

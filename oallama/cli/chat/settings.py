@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from oallama.cli.help import FURTHER, option
-from oallama.cli.records import declared_options
+from oallama.cli.records import declared_options, named_options
 from oallama.cli.sampling import AnswerOptions, SamplingOptions, length_option
 from oallama.core.errors import UsageError
 from oallama.core.text import suggestion
@@ -21,15 +21,12 @@ REMOVABLE = {"system", "stop", *CONSTRAINTS}  # by `none`
 
 verbose_option = option("--verbose", is_flag=True, help="Show tokens/s after each answer.\f Also the predicted speed.")
 
-_options = click.Command("set")
-for _add_to in (
+CHANGEABLE = named_options(
     *declared_options(SamplingOptions, "stop", *SAMPLED),
     length_option,
     *declared_options(AnswerOptions, "system"),
     verbose_option,
-):
-    _add_to(_options)
-CHANGEABLE = {str(option.name): option for option in _options.params if isinstance(option, click.Option)}
+)
 MEANINGS = {name: (option.help or "").partition(FURTHER)[0] for name, option in CHANGEABLE.items()}
 NAMES = {word.lstrip("-").replace("-", "_"): name for name, option in CHANGEABLE.items() for word in option.opts}
 """Other names of settings: the spellings of their options, as in `/set temp 0`."""
