@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+import click
+
 from oallama.cli import options as shared
 from oallama.cli.output import busy, log, time_bar
 from oallama.cli.records import named_options
@@ -172,6 +174,9 @@ def tune_command(placer: Placer, workload: Workload) -> str:
         words += placer.drafter.flags
     if options.n_ctx is not None or workload.n_ctx != placer.workload(1, 0).n_ctx:
         words += ["-c", str(workload.n_ctx)]
+    context = click.get_current_context(silent=True)
+    if context is not None and (profile := context.params.get("profile")) is not None:  # results are of its times
+        words += ["--profile", profile]
     return f"`{shlex.join(words)}`"
 
 

@@ -142,7 +142,7 @@ def test_it_says_what_tuning_is_predicted_to_gain(stub: str, tmp_path: Path) -> 
     with serving(tmp_path, stub, *asked, model=model, OALLAMA_CACHE_DIR=str(tmp_path / "cache")) as server:
         first = server.said.splitlines()[0]
     assert re.search(r"using llama.cpp's placement; (another placement may be up to \S+× faster|no other)", first)
-    assert f": `oallama tune {model} --device rpc-worker:1 --vram 1024MiB --threads 1`" in first
+    assert f": `oallama tune {model} --device rpc-worker:1 --vram 1024MiB --threads 1 --profile {profile}`" in first
     assert first.endswith("`, or --tune before")
 
 

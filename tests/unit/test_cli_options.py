@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict, replace
 from types import ModuleType, SimpleNamespace
 
+import click
 import pytest
 from processes import until
 from worlds import model_info, weights_of
@@ -307,6 +308,10 @@ def test_what_to_type_measures_what_was_run():
         SimpleNamespace(**{**vars(placer), "options": both}), Workload(19, 24, 8192, n_past=100)
     )
     assert "--device CUDA0,CUDA1 --vram 300MiB,200MiB --threads 2" in told
+    with click.Context(click.Command("run")) as context:
+        context.params["profile"] = "p.json"
+        told = cli_tuning.tune_command(placer, Workload(n_prompt=19, n_gen=24, n_ctx=8192))
+    assert told.endswith("-c 8192 --profile p.json`"), "another profile has other results"
 
 
 def test_a_number_of_requests_that_is_asked_for_is_planned_for_though_a_plan_was_measured_for_one(capsys):
