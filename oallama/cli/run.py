@@ -137,16 +137,11 @@ def likely_answer(placer: Placer, prompt_bytes: int) -> int:
     return max(0, min(DEFAULT_TOKENS, room))
 
 
-ANSWER_KEYS = ("text", "tokens", "n_prompt", "n_gen", "ttft_s", "tpot_s", "end", "reasoning")
-PER_TOKEN_KEYS = ("launch_s", "host_s", "wait_s", "join_s", "total_s")
-MEMORY_KEYS = ("host_weights", "device_weights", "host_compute", "device_compute")
-
-
 def run_document(generation: Generation, engine: Engine, plan: Plan) -> dict[str, Any]:
     """Return the document of `oallama run --json`. plan: as made or measured; the engine's plan names the device as
     llama-server does."""
     return {
-        **{key: getattr(generation, key) for key in ANSWER_KEYS},
+        **asdict(generation),
         "policy": engine.plan.policy,
         "device": engine.device,
         "memory": {"device_bytes": engine.memory.device_bytes, "host_bytes": engine.memory.host_bytes},
@@ -169,8 +164,8 @@ def split_document(engine: Engine, generation: Generation) -> dict[str, Any] | N
         "prompt": asdict(report.stats - report.single),
         "decode": decode,
         "n_decoded": n_decoded,
-        "per_token": {key: decode[key] / max(1, n_decoded) for key in PER_TOKEN_KEYS},
-        "memory": {key: getattr(report.memory, key) for key in MEMORY_KEYS},
+        "per_token": {key: value / max(1, n_decoded) for key, value in decode.items() if key.endswith("_s")},
+        "memory": asdict(report.memory),
     }
 
 
