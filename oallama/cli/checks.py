@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from oallama.cli.output import busy
 from oallama.core.errors import BridgeError, DeviceError, OallamaError
 from oallama.core.types import Operator
 from oallama.core.units import format_bytes
@@ -49,7 +50,8 @@ def outcomes() -> Iterator[CheckOutcome]:
     for check in CHECKS:
         start_s = time.perf_counter()
         try:
-            answer = run_in_child("oallama.cli.checks", {"check": check.name}, timeout_s=TIMEOUT_S)
+            with busy(f"checking: {check.name}"):
+                answer = run_in_child("oallama.cli.checks", {"check": check.name}, timeout_s=TIMEOUT_S)
             detail, ok = str(answer["detail"]), True
         except Exception as error:  # any failure is the check's result
             detail, ok = " ".join(str(error).split()) or type(error).__name__, False

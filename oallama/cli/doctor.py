@@ -8,7 +8,7 @@ import click
 
 from oallama.cli.help import Command
 from oallama.cli.options import json_option
-from oallama.cli.output import each_awaited, emit, emit_json, styled
+from oallama.cli.output import emit, emit_json, styled
 
 
 @click.command("doctor", cls=Command)
@@ -22,7 +22,7 @@ def command(context: click.Context, as_json: bool) -> None:
     from oallama.report.text import printable
 
     done = []
-    for outcome in each_awaited(outcomes(), "checking"):
+    for outcome in outcomes():
         done.append(outcome)
         if as_json:
             continue

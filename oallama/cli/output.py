@@ -255,17 +255,6 @@ def write_stream(stream: Stream, written: list[str]) -> Generation:
     return stream.rest()
 
 
-def each_awaited(items: Iterable[T], doing: str) -> Iterator[T]:
-    """Yield the items; show a status line before each item."""
-    iterator = iter(items)
-    while True:
-        with busy(doing):
-            batch = list(itertools.islice(iterator, 1))
-        if not batch:
-            return
-        yield batch[0]
-
-
 #
 # progress bars
 #

@@ -12,7 +12,7 @@ import click
 from oallama.cli import options as shared
 from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import is_file, model_file, unknown_model
-from oallama.cli.output import busy, each_awaited, emit_json, log, show
+from oallama.cli.output import busy, emit_json, log, show
 from oallama.cli.policy import PolicyName
 from oallama.cli.records import count, number, parsed
 from oallama.cli.speculation import parallel_option
@@ -132,7 +132,7 @@ def command(
         workload = placer.workload(n_prompt, n_gen, n_parallel=expected or 1)
         with busy("predicting"):
             alone, by_cards = alone_and_beside(placer, _cards(rows, memory_bytes), workload, policy)
-        predicted = list(each_awaited(by_cards, "predicting"))
+            predicted = list(by_cards)
     tell_doubt(placer)
     if as_json:
         model_told = replace(placer.model, path=click.get_current_context().meta.get(SHAPE, placer.model.path))
