@@ -54,7 +54,7 @@ FORMATS = ("table", "json", "html")
     metavar="FORM",
     help="table (default), json or html.\f If omitted, the suffix of -o decides.",
 )
-@option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@shared.json_option
 @option("--all", "every_row", is_flag=True, help="Print one line per operator.")
 @shared.output_option("the report")
 def command(

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from oallama.cli.chat.session import ChatSession
 from oallama.cli.chat.settings import MEANINGS, parsed_setting, setting_named
-from oallama.cli.output import log, write_file
+from oallama.cli.output import deliver, log
 from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
 from oallama.core.files import user_path
@@ -121,8 +121,7 @@ def _show(session: ChatSession, _argument: str) -> None:
 
 
 def _save(session: ChatSession, path: str) -> None:
-    write_file(path, session.conversation.to_json(session.placer.model.name))
-    log(f"wrote {path}")
+    deliver(session.conversation.to_json(session.placer.model.name), path)
 
 
 def _load(session: ChatSession, path: str) -> None:
