@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -151,8 +151,6 @@ TICK_S = 0.5
 PATIENCE_S = 1.0  # before it is said what takes so long
 LONGEST_DOING = 60  # characters
 
-T = TypeVar("T")
-
 
 class _Line:
     """The status line on a terminal: the current work and its seconds; erased at the end."""
@@ -233,21 +231,14 @@ def write_thought(piece: str) -> None:
         write_piece(piece, clean=True, dim=True)
 
 
-def awaited(pieces: Iterable[T], doing: str) -> Iterator[T]:
-    """Yield the pieces; show a status line until the first piece."""
-    iterator = iter(pieces)
-    with busy(doing):
-        first = list(itertools.islice(iterator, 1))
-    yield from first
-    yield from iterator
-
-
 def write_stream(stream: Stream, written: list[str]) -> Generation:
-    """Write pieces of an answer to stdout as they come; on a terminal control characters are escaped. written: gets the
-    pieces, also of an answer that is stopped."""
+    """Write pieces of an answer to stdout as they come, and show a status line until the first one; on a terminal
+    control characters are escaped. written: gets the pieces, also of an answer that is stopped."""
     clean = is_terminal(sys.stdout)
     try:
-        for piece in awaited(stream, "reading the prompt"):
+        with busy("reading the prompt"):
+            first = list(itertools.islice(stream, 1))
+        for piece in itertools.chain(first, stream):
             written.append(piece)
             write_piece(piece, clean)
     finally:

@@ -15,7 +15,7 @@ from processes import until
 from worlds import model_info, weights_of
 
 from oallama.cli import tuning as cli_tuning
-from oallama.cli.output import awaited, busy, log, time_bar, turn_bar
+from oallama.cli.output import busy, log, time_bar, turn_bar, write_stream
 from oallama.cli.placement_options import PlacementOptions
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused
 from oallama.cli.prompt import model_and_prompt, read_prompt
@@ -27,7 +27,7 @@ from oallama.core.options import Options
 from oallama.core.types import Attention, Workload
 from oallama.core.units import MIB, parse_bytes, parse_memory
 from oallama.device.load_params import LoadSettings
-from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END, Generation
+from oallama.run.answer import DEFAULT_TOKENS, WITHOUT_END, Generation, Stream
 from oallama.run.prompt import Prompt
 from oallama.stores.default_model import FILE
 
@@ -367,20 +367,22 @@ def test_what_takes_long_is_said_on_a_terminal_until_it_is_over(monkeypatch, cap
     assert not [thread for thread in threading.enumerate() if thread.name == "ticking"]
 
 
-def test_pieces_come_as_they_are_and_the_wait_for_the_first_is_told(monkeypatch, capsys):
+def test_an_answer_is_written_as_it_comes_and_the_wait_for_its_first_piece_is_told(monkeypatch, capsys):
     monkeypatch.setattr("oallama.cli.output.TICK_S", 0.01)
     monkeypatch.setattr("oallama.cli.output.PATIENCE_S", 0.0)
     monkeypatch.setattr("oallama.cli.output.is_terminal", lambda stream: stream is sys.stderr)
-    told = ""
+    told, answer, written = "", Generation("abc", (), 1, 3, 0.1, 0.1, "model"), []
 
     def pieces():
         nonlocal told
         told = until(lambda: capsys.readouterr().err)
-        yield from "abc"
+        for piece in "abc":
+            yield piece
+            assert capsys.readouterr().out == piece
+        return answer
 
-    assert list(awaited(pieces(), "reading the prompt")) == ["a", "b", "c"]
-    assert "reading the prompt: 0 s" in told
-    assert list(awaited([], "x")) == []
+    assert write_stream(Stream(pieces()), written) == answer and written == ["a", "b", "c"]
+    assert "reading the prompt: 0 s" in told and capsys.readouterr().out == "\n"
 
 
 def test_the_bar_of_a_comparison_has_words_first_and_then_one_total(capsys):
