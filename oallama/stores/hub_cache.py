@@ -11,7 +11,7 @@ from pathlib import Path
 from oallama.core.errors import UsageError
 from oallama.core.files import user_path
 from oallama.stores.hub_name import HubName, choose, models, parse_hub_name, quant_of
-from oallama.stores.stored import StoredModel
+from oallama.stores.stored import StoredModel, paths_in
 
 STORE, LLAMA_STORE = "Hugging Face", "llama.cpp"
 
@@ -50,7 +50,7 @@ def find_cached(name: HubName, cache: Path) -> StoredModel | None:
 
 def _repositories(cache: Path) -> Iterator[tuple[str, Path]]:
     """Yield (USER/REPO, its folder)."""
-    for folder in cache.glob(f"{_FOLDER}*"):
+    for folder in paths_in(cache, f"{_FOLDER}*"):
         repo = folder.name.removeprefix(_FOLDER).replace("--", "/")
         with contextlib.suppress(ValueError):
             parse_hub_name(repo)
@@ -60,17 +60,24 @@ def _repositories(cache: Path) -> Iterator[tuple[str, Path]]:
 def _whole(folder: Path) -> dict[tuple[str, ...], tuple[Path, ...]]:
     """Return a repository's complete models by their files' names there."""
     current = ""
+    main = folder / "refs" / "main"
     with contextlib.suppress(OSError, ValueError):
-        current = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
-    snapshots = sorted(
-        folder.glob("snapshots/*"), key=lambda snapshot: (snapshot.name != current, -snapshot.stat().st_mtime)
-    )
+        current = main.read_text(encoding="utf-8").strip() if main.is_file() else ""  # reading a pipe would block
+    snapshots = []
+    for snapshot in paths_in(folder, "snapshots/*"):
+        with contextlib.suppress(OSError):  # a dangling link, or removed meanwhile
+            snapshots.append((snapshot.name != current, -snapshot.stat().st_mtime, snapshot))
     complete_models: dict[tuple[str, ...], tuple[Path, ...]] = {}
-    for snapshot in snapshots:
-        names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
-        for parts in models(names):
+    for *_, snapshot in sorted(snapshots):
+        for parts in models(_files(snapshot, "**/*")):
             complete_models.setdefault(parts, tuple(snapshot / part for part in parts))
     return complete_models
+
+
+def _files(folder: Path, pattern: str) -> list[str]:
+    """Return the names in a folder that match, of files that can be looked at."""
+    files = (path for path in paths_in(folder, pattern) if os.path.isfile(path))  # noqa: PTH113 - Path.is_file raises
+    return [path.relative_to(folder).as_posix() for path in files]
 
 
 #
@@ -87,5 +94,5 @@ def llama_cache() -> Path:
 
 def llama_models(cache: Path) -> list[StoredModel]:
     """Return every complete model in that folder, by its file's name without the ending."""
-    names = [path.name for path in cache.glob("*") if path.is_file()]
-    return [StoredModel(parts[0][:-5], LLAMA_STORE, tuple(cache / part for part in parts)) for parts in models(names)]
+    found = models(_files(cache, "*"))
+    return [StoredModel(parts[0][:-5], LLAMA_STORE, tuple(cache / part for part in parts)) for parts in found]

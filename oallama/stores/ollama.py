@@ -15,7 +15,7 @@ from typing import Any
 
 from oallama.core.errors import ModelFileError
 from oallama.core.files import user_path
-from oallama.stores.stored import Fault, StoredModel
+from oallama.stores.stored import Fault, StoredModel, paths_in
 
 STORE = "ollama"
 HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
@@ -69,7 +69,7 @@ def full_name(text: str) -> str:
 def _manifests(store: Path) -> Iterator[tuple[str, Path]]:
     """Yield (name as ollama shortens it, manifest)."""
     root = store / "manifests"
-    for path in sorted(root.glob("*/*/*/*")):
+    for path in paths_in(root, "*/*/*/*"):
         parts = path.relative_to(root).parts
         if all(_PART.fullmatch(part) for part in parts):
             name = "/".join(parts[:3]).removeprefix(f"{HOST}/").removeprefix(f"{NAMESPACE}/")

@@ -48,6 +48,14 @@ class DescribedModel:
     quantisation: str
 
 
+def paths_in(folder: Path, pattern: str) -> list[Path]:
+    """Return the paths in a folder that match, in order; none if it is missing, unreadable or nested too deeply."""
+    try:
+        return sorted(folder.glob(pattern))
+    except (OSError, RecursionError):
+        return []
+
+
 def described(models: Iterable[StoredModel], faults: Iterable[Fault]) -> tuple[list[DescribedModel], list[Fault]]:
     """Return the models with facts from their headers, and all faults, including those of headers."""
     described_models, all_faults = [], list(faults)

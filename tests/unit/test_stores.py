@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from oallama.stores.hub_cache import hub_cache, llama_cache
 from oallama.stores.hub_name import choose, models, parse_hub_name, quant_of
 
 REPO = "someone/Some-1B-GGUF"
+TOO_LONG = "n" * 300
+"""A name that the system refuses, for whoever asks."""
 
 
 def said(capfd, *words):
@@ -394,15 +397,47 @@ def test_every_store_is_listed(store, gguf, capfd):
 
 def test_files_of_a_store_that_are_no_models_hold_nothing_up(store, gguf, capfd):
     in_hub_cache("a/b", "1" * 40, "m-Q8_0.gguf", gguf)
-    folder = hub_cache() / "models--a--b" / "snapshots" / ("1" * 40)
+    repository = hub_cache() / "models--a--b"
+    (repository / "refs" / "main").unlink()
+    os.mkfifo(repository / "refs" / "main")
+    (repository / "snapshots" / "gone").symlink_to("nowhere")
+    folder = repository / "snapshots" / ("1" * 40)
     os.mkfifo(folder / "pipe-Q4_0.gguf")
     (folder / "zero-Q4_0.gguf").symlink_to("/dev/zero")
+    (folder / "long-Q4_0.gguf").symlink_to(TOO_LONG)
     (folder / "round").symlink_to(folder)
     llama_cache().mkdir(parents=True)
     (llama_cache() / "self.gguf").symlink_to(llama_cache() / "self.gguf")
     os.mkfifo(llama_cache() / "pipe.gguf")
     code, out, _ = said(capfd, "list", "--json")
     assert (code, [model["name"] for model in json.loads(out)["models"]]) == (0, ["a/b:Q8_0"])
+
+
+def test_a_snapshot_nested_too_deeply_has_no_models(gguf, capfd):
+    in_hub_cache("a/b", "1" * 40, "m-Q8_0.gguf", gguf)
+    deep = hub_cache() / "models--c--d" / "snapshots" / ("1" * 40)
+    deep.mkdir(parents=True)
+    descriptor = os.open(deep, os.O_RDONLY)
+    for _ in range(1200):  # deeper than Python recurses, longer than a path may be
+        os.mkdir("d", dir_fd=descriptor)
+        below = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    try:
+        code, out, _ = said(capfd, "list", "--json")
+    finally:
+        subprocess.run(["rm", "-r", deep], check=True)  # shutil recurses too
+    assert (code, [model["name"] for model in json.loads(out)["models"]]) == (0, ["a/b:Q8_0"])
+
+
+@pytest.mark.parametrize("variable", ["OLLAMA_MODELS", "LLAMA_CACHE", "HF_HUB_CACHE"])
+def test_a_store_that_may_not_be_looked_at_is_empty(tmp_path, monkeypatch, capfd, variable):
+    """Such as that of ollama's service, which only its own user and group may enter."""
+    monkeypatch.setenv(variable, str(tmp_path / TOO_LONG))
+    code, out, line = said(capfd, "list")
+    assert (code, out) == (0, "") and "no models downloaded" in line
+    assert find_model("a/b") is None
 
 
 def test_a_home_of_nobody_is_a_folder_that_is_not_there(monkeypatch, capfd):
