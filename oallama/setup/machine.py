@@ -106,7 +106,8 @@ def platform_tag() -> str:
 
 def check_own(folder: Path) -> None:
     """Raise SetupError if another user could have written a folder of the cache, whose contents run as this user."""
-    for path in (folder.parent, folder, *(path for path in folder.rglob("*") if not path.is_symlink())):
+    parent = folder.parent.resolve()  # it may be a link, e.g. to another disk
+    for path in (parent, folder, *(path for path in folder.rglob("*") if not path.is_symlink())):
         status = path.lstat()
         others = stat.S_IWOTH | (0 if status.st_gid == status.st_uid else stat.S_IWGRP)
         if status.st_uid not in (0, os.getuid()) or status.st_mode & others:

@@ -515,6 +515,17 @@ def test_a_build_that_others_can_change_is_refused(compiling):
         compiling.install()
 
 
+def test_builds_may_lie_behind_a_link_to_another_disk(compiling):
+    (compiling.folder / "disk").mkdir()
+    (compiling.folder / "cache").mkdir()
+    (compiling.folder / "cache" / "stock").symlink_to(compiling.folder / "disk")
+    assert compiling.install().layouts == {"CPU": "ok"}
+    (compiling.folder / "disk").chmod(0o777)
+    compiling.stamp.unlink()
+    with pytest.raises(SetupError, match="other users can write to .*disk: change"):
+        compiling.install()
+
+
 def test_ctrl_c_ends_the_compilers_and_says_how_to_go_on(compiling):
     pid_file = compiling.folder / "compiler.pid"
     code = (
