@@ -18,11 +18,12 @@ from pathlib import Path
 from ggml_bridge.layouts import FAULTS_FILE, faults_of_kinds
 from ggml_bridge.library import INSTALLED, LIB_PATH_VARIABLE, LLAMA_CPP_PYTHON_VERSION
 from oallama.core.files import cache_folder, write_whole
+from oallama.core.temporary import temporary_folder
 from oallama.setup.build import SOURCE, Build, Variant, compile_build, install_bindings, make_build
 from oallama.setup.console import Console, SetupError, lock, run
 from oallama.setup.gpu import GpuBackend, choose_backend, gpu_hint
 from oallama.setup.machine import Compiler, check_compiler, find_compiler, this_cpu
-from oallama.setup.prebuilt import check_machine, put, take
+from oallama.setup.prebuilt import check_machine, copy_build, take
 from oallama.setup.uv import package_environment
 
 STAMP = "oallama-setup.json"
@@ -86,7 +87,8 @@ class Installer:
     def installed(self) -> Installed | None:
         """Record of the finished setup of this environment; None without one, or for other needs than today's."""
         record = self._last()
-        return record if record and record.asked == self.asked(record.given) else None
+        is_done = record and self.libraries().is_dir() and record.asked == self.asked(record.given)
+        return record if is_done else None
 
     def _last(self) -> Installed | None:
         try:
@@ -124,10 +126,9 @@ class Installer:
                 folder = take(given, sha256, self.cache, step)
             check_machine(folder)
             step.result = f"taken from {folder}"
-        layouts = self._test(folder)
+        layouts = self._install(folder)
         if bad := _failures(layouts):
             raise SetupError(f"the llama.cpp in {folder} does not work on this machine: {_told(bad)}")
-        self._put(folder, layouts)
         return Installed(self.asked(given), str(folder), given, "prebuilt", layouts, [])
 
     def _compiled(self) -> Installed:
@@ -141,10 +142,9 @@ class Installer:
             build = make_build(variant, self.cpu, self.compiler, self.cache, self.env)
             bad = self._build(build)
             if build.folder is not None:
-                layouts = self._test(build.folder)
+                layouts = self._install(build.folder)
                 bad = _failures(layouts)
                 if not bad:
-                    self._put(build.folder, layouts)
                     return Installed(self.asked(""), str(build.folder), "", variant.backend.name, layouts, notes)
             following = next_variant(variant, bad, self.cpu.has_amx, self.wish == "auto")
             if following:
@@ -172,11 +172,22 @@ class Installer:
                 step.result = f"{what} compiled"
         return {}
 
-    def _put(self, folder: Path, layouts: Mapping[str, str]) -> None:
-        """Install libraries that passed the self-test, with the faults of single layouts that it found."""
-        put(folder, self.libraries())
-        if faults := faults_of_kinds(layouts):
-            write_whole(self.libraries() / FAULTS_FILE, json.dumps(faults, indent=1))
+    def _install(self, folder: Path) -> dict[str, str]:
+        """Test a copy of the libraries in a folder, and let it replace the installed ones unless it fails. Return the
+        self-test's results."""
+        place = self.libraries()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_folder("new-", place.parent) as beside:
+            copy = beside / place.name
+            copy_build(folder, copy)
+            layouts = self._test(copy)
+            if not _failures(layouts):
+                if faults := faults_of_kinds(layouts):
+                    write_whole(copy / FAULTS_FILE, json.dumps(faults, indent=1))
+                if place.exists():
+                    place.replace(beside / "old")
+                copy.replace(place)
+        return layouts
 
     def _test(self, folder: Path) -> dict[str, str]:
         """Install the bindings, and multiply with every CPU layout of the libraries in a folder, in a child. Return

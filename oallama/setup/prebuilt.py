@@ -125,19 +125,14 @@ def digest(path: Path) -> str:
     return total.hexdigest()
 
 
-def put(folder: Path, place: Path) -> None:
-    """Replace `place` by a copy of the libraries and programs of `folder`, of hard links if possible."""
-    draft = place.with_name(f"{place.name}.new")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+def copy_build(folder: Path, copy: Path) -> None:
+    """Copy the libraries and programs of a folder to a new one, as hard links if possible."""
+    copy.mkdir()
     for path in folder.iterdir():
-        copy = draft / path.name
         if path.is_symlink() and len(path.readlink().parts) == 1:
-            copy.symlink_to(path.readlink())
+            (copy / path.name).symlink_to(path.readlink())
         elif path.is_file():
             try:
-                os.link(path.resolve(), copy)
+                os.link(path.resolve(), copy / path.name)
             except OSError:  # on another disk
-                shutil.copy2(path, copy)
-    shutil.rmtree(place, ignore_errors=True)
-    draft.replace(place)
+                shutil.copy2(path, copy / path.name)

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -506,6 +507,28 @@ def test_a_build_that_computes_wrong_or_cannot_be_tested_is_not_installed(compil
     assert not compiling.lib.exists() and compiling.calls("cmake --build") == 1
 
 
+def test_the_copy_that_will_be_used_is_what_is_tested(compiling):
+    compiling.install()
+    (kept,) = (compiling.folder / "cache" / "stock").iterdir()
+    (kept / "bin" / "parts").mkdir()  # where the libraries there find what a copy of them lacks
+    compiling.env["SELFTEST"] = """if [ -d "$LLAMA_CPP_LIB_PATH/parts" ]
+        then echo '{"CPU": "ok"}'
+        else echo '{"CPU": "parts"}'; fi"""
+    with pytest.raises(SetupError, match=r"does not work \(CPU: parts\)"):
+        compiling.install(refresh=True)
+    assert (compiling.lib / "llama-server").is_file(), "what was there stays"
+
+
+def test_libraries_replace_others_as_a_whole_and_are_installed_again_where_they_are_gone(compiling):
+    compiling.install()
+    (compiling.lib / "mark").touch()
+    compiling.install(refresh=True)
+    assert not (compiling.lib / "mark").exists() and list(compiling.lib.parent.iterdir()) == [compiling.lib]
+    shutil.rmtree(compiling.lib)
+    compiling.install()
+    assert (compiling.lib / "llama-server").is_file()
+
+
 def test_a_build_that_others_can_change_is_refused(compiling):
     compiling.install()
     (program,) = (compiling.folder / "cache").rglob("llama-cli")
@@ -522,7 +545,7 @@ def test_builds_may_lie_behind_a_link_to_another_disk(compiling):
     assert compiling.install().layouts == {"CPU": "ok"}
     (compiling.folder / "disk").chmod(0o777)
     compiling.stamp.unlink()
-    with pytest.raises(SetupError, match="other users can write to .*disk: change"):
+    with pytest.raises(SetupError, match=r"other users can write to .*disk: change"):
         compiling.install()
 
 
@@ -774,10 +797,7 @@ def test_libraries_for_another_processor_are_refused(tmp_path, header, said):
         prebuilt.check_machine(tmp_path)
 
 
-def test_libraries_replace_others_as_a_whole(tmp_path, folder):
-    place = tmp_path / "lib"
-    prebuilt.put(folder, place)
-    assert (place / "llama-server").samefile(folder / "llama-server") and (place / "libllama.so").is_symlink()
-    (place / "mark").touch()
-    prebuilt.put(folder, place)
-    assert not (place / "mark").exists() and (place / "llama-server").exists()
+def test_a_copy_shares_the_files_of_a_build(tmp_path, folder):
+    copy = tmp_path / "lib"
+    prebuilt.copy_build(folder, copy)
+    assert (copy / "llama-server").samefile(folder / "llama-server") and (copy / "libllama.so").is_symlink()
