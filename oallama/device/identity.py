@@ -68,8 +68,8 @@ _known: dict[tuple[str | None, str], tuple[KnownDevice, ...]] = {}
 
 
 def _asked(text: str) -> tuple[KnownDevice, ...]:
-    """Return the devices of a text, each asked for once: a child process takes 0.4 s, and more for each GPU that it
-    opens."""
+    """Return the devices of a text, each local one asked for once: a child process takes 0.4 s, and more for each GPU
+    that it opens. What an RPC server has may change."""
 
     def failed(reason: str) -> DeviceError:
         what = f"device {text}" if text else "GPUs"
@@ -80,8 +80,9 @@ def _asked(text: str) -> tuple[KnownDevice, ...]:
     if known is None:
         rows = ask_child(MODULE, {"device": text}, TIMEOUT_S, failed, unexpected=DeviceError)["devices"]
         known = tuple(KnownDevice(parse_device(row["spec"]), row["identity"]) for row in rows)
-        _known[backend, text.lower()] = known
-        _known.update({(backend, str(device.spec).lower()): (device,) for device in known})
+        if not any(device.spec.is_remote for device in known):
+            _known[backend, text.lower()] = known
+            _known.update({(backend, str(device.spec).lower()): (device,) for device in known})
     return known
 
 

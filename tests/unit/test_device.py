@@ -340,6 +340,18 @@ def test_auto_asks_only_where_there_is_a_back_end_for_gpus(tmp_path, monkeypatch
     )
 
 
+def test_an_rpc_server_is_asked_each_time_as_another_may_answer_at_its_address(monkeypatch):
+    cards = iter(("one card", "another card"))
+
+    def run_in_child(module, request, timeout_s):
+        info = replace(CARD, name="RPC0", backend="RPC", description=next(cards))
+        return {"devices": [{"spec": request["device"], "identity": identity_of(info, [])}]}
+
+    monkeypatch.setattr("ggml_bridge.child.run_in_child", run_in_child)
+    identities = [known_device("rpc://box:50052").identity for _ in range(2)]
+    assert [identity["description"] for identity in identities] == ["one card", "another card"]
+
+
 @pytest.mark.parametrize(
     ("raised", "kind"),
     [
