@@ -7,6 +7,7 @@ proportions as there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -183,9 +184,12 @@ def _latency(text: str) -> float:
 
 
 def _number(text: str, least: float = _LEAST) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not least <= number <= _MOST:
-        raise ValueError(f"{text} is not within {least:g} to {_MOST:g}")
+        raise ValueError(f"{text!r} is not a number within {least:g} to {_MOST:g}")
     return number
 
 

@@ -82,6 +82,12 @@ def test_wrong_text_is_refused_in_one_sentence(text):
     assert ("rtx3060-12" if text.startswith("emulated") else "--device") in said and "\n" not in said
 
 
+@pytest.mark.parametrize("number", ["fast", "", "nan", "0"])
+def test_a_rate_that_is_no_number_in_range_is_refused_with_the_range(number):
+    with pytest.raises(UsageError, match=rf"link: '{number}' is not a number within 1e-06 to 1e\+09; write emulated"):
+        parse_device(f"emulated:link={number}")
+
+
 # ---- cards that are known by name
 
 
