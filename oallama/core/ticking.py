@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def ticking(seconds: float, tick: Callable[[], object]) -> Iterator[None]:
-    """Call tick periodically in a thread until the block ends."""
+    """Call tick periodically in a thread until the block ends; not at all if no thread can be started."""
     over = threading.Event()
 
     def run() -> None:
@@ -17,7 +17,11 @@ def ticking(seconds: float, tick: Callable[[], object]) -> Iterator[None]:
             tick()
 
     thread = threading.Thread(target=run, name="ticking", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError):
+        yield
+        return
     try:
         yield
     finally:

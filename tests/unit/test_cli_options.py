@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import asdict, replace
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -365,6 +366,15 @@ def test_what_takes_long_is_said_on_a_terminal_until_it_is_over(monkeypatch, cap
             assert "loading" not in capsys.readouterr().err
     assert capsys.readouterr().err.endswith("\r\x1b[K")
     assert not [thread for thread in threading.enumerate() if thread.name == "ticking"]
+
+
+def test_what_takes_long_is_done_where_no_thread_can_say_so(monkeypatch):
+    monkeypatch.setattr("oallama.cli.output.is_terminal", lambda stream: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with busy("planning"):
+            done = True
+    assert done
 
 
 def test_an_answer_is_written_as_it_comes_and_the_wait_for_its_first_piece_is_told(monkeypatch, capsys):
