@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -168,18 +169,19 @@ def run(
     try:
         process = subprocess.Popen(
             command, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True, encoding="utf-8", errors="replace",
+            start_new_session=True,
         )  # fmt: skip
     except OSError as error:
         raise SetupError(f"{what} failed: cannot start {command[0]} ({error.strerror})") from error
     lines: deque[str] = deque(maxlen=SEARCHED_LINES)
     counter = ""
     try:
-        for line in process.stdout or ():
-            console.write_log(line)
-            lines.append(line.rstrip()[:400])
-            if found := _COUNTER.match(line):
-                counter = found[1]
+        for line in _lines(process):
+            if line is not None:
+                console.write_log(line + "\n")
+                lines.append(line.rstrip()[:400])
+                if found := _COUNTER.match(line):
+                    counter = found[1]
             step.progress(counter)
         process.wait()
     except BaseException:
@@ -190,6 +192,22 @@ def run(
         raise
     if process.returncode != 0:
         raise SetupError(f"{what} failed: {remedy(lines) or 'see the log'}", list(lines)[-TAIL_LINES:])
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
+    """Yield a program's lines as they come, and None for each second without a line, so that the time that is shown
+    goes on and Ctrl-C never waits."""
+    assert process.stdout is not None
+    file, rest = process.stdout.fileno(), b""
+    while True:
+        if not select.select([file], [], [], 1.0)[0]:
+            yield None
+            continue
+        data = os.read(file, 1 << 16)
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.decode(errors="replace") for line in (lines if data else [rest] if rest else []))
+        if not data:
+            return
 
 
 def capture(

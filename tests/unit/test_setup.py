@@ -3,6 +3,7 @@ calls (compilers, drivers, uv, cmake) are shell scripts."""
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -286,7 +287,22 @@ def test_progress_is_the_builds_own_counter(here, monkeypatch):
     with here.console.step("x", "y") as step:
         monkeypatch.setattr(step, "progress", seen.append)
         run(here.console, step, [str(script)], os.environ, "building")
-    assert seen == ["", "57/197", "45%", "45%"]
+    assert [counter for counter, _ in itertools.groupby(seen)] == ["", "57/197", "45%"]
+
+
+def test_the_time_goes_on_while_a_program_says_nothing(here, monkeypatch):
+    shown, patience = here.folder / "shown", 10 * int(PATIENCE_S)
+    script = f"echo '[1/2] long'; for _ in $(seq {patience}); do [ -e {shown} ] && exit 0; sleep 0.1; done; exit 1"
+    seen = []
+
+    def progress(counter):
+        seen.append(counter)
+        if seen.count("1/2") > 1:
+            shown.touch()
+
+    with here.console.step("x", "y") as step:
+        monkeypatch.setattr(step, "progress", progress)
+        run(here.console, step, [str(here.program("build", script))], os.environ, "building")
 
 
 def test_second_set_up_waits_for_the_first(here):
