@@ -70,8 +70,9 @@ def list_devices() -> list[DeviceInfo]:
 
 
 def device_pointers(names: Sequence[str]) -> list[int]:
-    """Return the ggml_backend_dev_t of open devices by name."""
-    pointers = {device.name: device.pointer for device in load_bridge().devices(ask_servers=False)}
+    """Return the ggml_backend_dev_t of open devices by name: of several back ends' devices of a name the first, as
+    open_device opens it."""
+    pointers = {device.name: device.pointer for device in reversed(load_bridge().devices(ask_servers=False))}
     return [pointers[name] for name in names]
 
 

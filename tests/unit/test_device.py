@@ -5,6 +5,7 @@ import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pytest import approx
@@ -21,7 +22,7 @@ from oallama.device.cards import CARDS, USUAL_CARDS, USUAL_PC, pc, preset
 from oallama.device.cpu import allowed_cpus
 from oallama.device.emulated import Emulated, card_of, parameters_of, parse_emulated
 from oallama.device.identity import KnownDevice, driver_files, found_gpus, identity_of, known_device, known_of
-from oallama.device.opening import OpenDevice
+from oallama.device.opening import OpenDevice, device_pointers, open_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.profile.emulate import host_of, keep_rates, resolved, this_host
 from oallama.profile.machine import fingerprint_key
@@ -320,6 +321,16 @@ def test_every_way_to_ask_for_a_device_of_ggml_is_the_same_device_and_a_servers_
     assert known_of(opened("CUDA0", CARD), maps).identity == identity_of(CARD, ["libcuda.so.1 0"])
     far = known_of(opened("rpc://box:50052", replace(CARD, name="RPC0", backend="RPC")), maps)
     assert str(far.spec) == "rpc://box:50052" and far.identity["driver_files"] == []
+
+
+def test_of_devices_of_the_same_name_the_first_is_opened_and_used(monkeypatch):
+    """As where the user's back end (GGML_BACKEND_PATH) is a second build of one that llama.cpp has."""
+    twice = [replace(CARD, description=text) for text in ("first", "second")]
+    devices = [SimpleNamespace(**asdict(info), pointer=number) for number, info in enumerate(twice, start=1)]
+    bridge = SimpleNamespace(devices=lambda ask_servers: devices)
+    monkeypatch.setattr("oallama.device.opening.load_bridge", lambda: bridge)
+    with open_device("cuda0") as device:
+        assert device.info == twice[0] and device_pointers(device.names) == [1]
 
 
 def test_auto_asks_only_where_there_is_a_back_end_for_gpus(tmp_path, monkeypatch):
