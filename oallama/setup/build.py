@@ -122,8 +122,8 @@ def make_build(variant: Variant, cpu: Cpu, compiler: Compiler, cache: Path, env:
     return Build(variant.backend, args, compiler, cache / "stock" / f"{SOURCE.release}-{key}")
 
 
-def compile_build(console: Console, step: Step, build: Build, python: Path, env: Mapping[str, str]) -> Path:
-    """Fetch and compile into the cache; return the folder. The caller holds the cache's lock. Raises SetupError.
+def compile_build(console: Console, step: Step, build: Build, python: Path, env: Mapping[str, str]) -> None:
+    """Download and compile into the cache. The caller holds the cache's lock. Raises SetupError.
 
     Source and objects stay until the build is complete, so that an interrupted build continues.
     """
@@ -153,7 +153,6 @@ def compile_build(console: Console, step: Step, build: Build, python: Path, env:
     note = {"llama_cpp": SOURCE.release, "args": build.args, "compiler": str(build.compiler)}
     write_whole(build.place / "recipe.json", json.dumps(note, indent=1))
     shutil.rmtree(work)
-    return build.place / "bin"
 
 
 def cmake_build(
@@ -214,11 +213,5 @@ def install_bindings(python: Path, env: Mapping[str, str]) -> list[str]:
     """Return the command that installs llama-cpp-python without its libraries, which needs no compiler."""
     command = [find_uv(python, env), "pip", "install", "--python", str(python), "--no-deps"]
     command += ["--no-binary", BINDINGS, "--config-settings-package", f"{BINDINGS}:wheel.cmake=false"]
-    return [
-        *command,
-        "--constraint",
-        str(LOCK),
-        "--build-constraint",
-        str(LOCK),
-        f"{BINDINGS}=={LLAMA_CPP_PYTHON_VERSION}",
-    ]
+    command += ["--constraint", str(LOCK), "--build-constraint", str(LOCK)]
+    return [*command, f"{BINDINGS}=={LLAMA_CPP_PYTHON_VERSION}"]

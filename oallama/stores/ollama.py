@@ -62,7 +62,7 @@ def find_in_ollama(text: str, store: Path) -> StoredModel | None:
 
 def full_name(text: str) -> str:
     """Return a name [HOST/][NAMESPACE/]MODEL[:TAG] with ollama's defaults for missing parts."""
-    path = [*f"{HOST}/{NAMESPACE}".split("/")[: max(0, 2 - text.count("/"))], text]
+    path = [*(HOST, NAMESPACE)[: max(0, 2 - text.count("/"))], text]
     return "/".join(path) + ("" if ":" in text.rpartition("/")[2] else f":{TAG}")
 
 
