@@ -191,7 +191,8 @@ def run(
                 process.wait(timeout=5)
         raise
     if process.returncode != 0:
-        raise SetupError(f"{what} failed: {remedy(lines) or 'see the log'}", list(lines)[-TAIL_LINES:])
+        tail = list(lines)[-TAIL_LINES:]  # an earlier fault may have been overcome
+        raise SetupError(f"{what} failed: {remedy(tail) or remedy(lines) or 'see the log'}", tail)
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:

@@ -30,7 +30,7 @@ from ggml_bridge.layouts import layout_faults
 from ggml_bridge.library import INSTALLED, LLAMA_CPP_BUILD, LLAMA_CPP_PYTHON_VERSION
 from oallama.core.errors import OallamaError, UsageError
 from oallama.setup import build, gpu, install, machine, prebuilt, uv, vulkan
-from oallama.setup.console import Console, SetupError, lock, remedy, run
+from oallama.setup.console import TAIL_LINES, Console, SetupError, lock, remedy, run
 
 ROOT = Path(__file__).resolve().parents[2]
 GCC = machine.Compiler("/usr/bin/gcc", "/usr/bin/g++", "gcc", "12.2.0", "x86_64-linux-gnu")
@@ -279,6 +279,20 @@ def test_what_fails_is_built_out_and_nothing_else(variant, bad, has_amx, auto, f
 def test_known_faults_have_a_remedy(output, advice):
     found = remedy(["something before", output, "something after"])
     assert found is not None and advice in found
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "advice"),
+    [
+        ("Connection refused, trying again", "Permission denied", "cannot write a file"),
+        ("cc1plus: fatal error: Killed", "ninja: build stopped", "the compiler ran out of memory"),
+    ],
+)
+def test_the_last_known_fault_counts_and_an_earlier_one_if_the_last_lines_have_none(here, first, last, advice):
+    script = here.program("build", f"echo '{first}'; for _ in $(seq 30); do echo warning; done; echo '{last}'; exit 1")
+    with here.console.step("x", "y") as step, pytest.raises(SetupError, match=f"building failed: {advice}") as caught:
+        run(here.console, step, [str(script)], os.environ, "building")
+    assert caught.value.tail[-1] == last and len(caught.value.tail) == TAIL_LINES
 
 
 def test_progress_is_the_builds_own_counter(here, monkeypatch):
