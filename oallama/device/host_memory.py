@@ -5,19 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def host_memory_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes of the machine's memory, or cgroup v2's limit if lower. root: where /sys is (tests)."""
+def host_memory_bytes() -> int:
+    """Return the bytes of the machine's memory, or cgroup v2's limit if lower."""
     import psutil
 
     total = int(psutil.virtual_memory().total)
     try:
-        return min(total, int((root / "sys/fs/cgroup/memory.max").read_text()))
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):  # not there, or "max"
         return total
 
 
 def host_free_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that can be allocated without swapping; the page cache counts as free. root: as above."""
+    """Return the bytes that can be allocated without swapping; the page cache counts as free. root: where /sys is
+    (tests)."""
     import psutil
 
     free = int(psutil.virtual_memory().available)

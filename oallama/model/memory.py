@@ -75,10 +75,8 @@ class NoAllocResult:
     of several devices by ggml name, in their order; {} with a single device."""
 
     buffers: tuple[BufferBytes, ...]
-    n_splits_prefill: int  # parts ggml's scheduler cuts the graph of a full micro-batch into; -1: unknown
-    n_splits_decode: int  # and the graph of one token
-    device_total: int  # bytes of the device; 0 without one
-    device_free: int  # bytes free there before the load
+    n_splits_decode: int  # parts ggml's scheduler cuts the graph of one token into; -1: unknown
+    device_free: int  # bytes free on the device before the load; 0 without one
     free_of: dict[str, int] = field(default_factory=dict)
 
     def on_device(self, part: Part, name: str | None = None) -> int:
@@ -187,17 +185,13 @@ def memory_of(bridge: Bridge, context: Any, no_alloc_on: Sequence[str] | None = 
     )
 
 
-def graph_splits(log_lines: list[str]) -> tuple[int, int]:
-    """Return (splits of a full micro-batch, splits of one token) from llama_context's log; -1 if it lacks them."""
-    for line in reversed(log_lines):
-        match = _SPLITS.search(line)
-        if match:
-            prefill = int(match[1])
-            return prefill, int(match[2]) if match[2] else prefill
-    return -1, -1
+def graph_splits(log_lines: list[str]) -> int:
+    """Return the splits of one token's graph, the last number in llama_context's log; -1 if it lacks them."""
+    found = (match for line in reversed(log_lines) if (match := _SPLITS.search(line)))
+    return next((int(match[1]) for match in found), -1)
 
 
-_SPLITS = re.compile(r"graph.*\bsplits = (\d+)(?: / (\d+))?")
+_SPLITS = re.compile(r"graph.*\bsplits = (?:\d+ / )?(\d+)")
 
 
 #
@@ -253,7 +247,7 @@ class _Loader:
             if not context:
                 raise load_refusal(settings.path, device, log.reason())
             check_cache(settings, log.texts())
-            prefill, decode = graph_splits(log.texts())
+            n_splits = graph_splits(log.texts())
             devices = placement.devices(device.names)
             buffers = memory_of(bridge, context, devices)
             if settings.n_drafts:
@@ -267,9 +261,7 @@ class _Loader:
                 api.llama_free(drafting)
             result = {
                 "buffers": [asdict(_as_host(row)) for row in buffers],
-                "n_splits_prefill": prefill,
-                "n_splits_decode": decode,
-                "device_total": device.info.memory_total if device.info else 0,
+                "n_splits_decode": n_splits,
                 "device_free": device.info.memory_free if device.info else 0,
                 "free_of": {info.name: info.memory_free for info in device.infos if device.others},
             }

@@ -201,7 +201,7 @@ def test_loads_of_one_process_are_those_of_a_process_each(tmp_path: Path) -> Non
 
 def sizes(result: NoAllocResult) -> dict[str, Any]:
     """Without the names of workers, each of which has its own."""
-    splits = (result.n_splits_prefill, result.n_splits_decode)
+    splits = result.n_splits_decode
     return {"device": [*map(result.on_device, PARTS)], "host": [*map(result.on_host, PARTS)], "splits": splits}
 
 
