@@ -117,8 +117,9 @@ def _usable(path: Path, warn: Callable[[str], None]) -> Iterator[Profile]:
 
 @dataclass(slots=True)
 class _Measurement:
-    """One measurement: starts children until one of them reaches the end. If it is interrupted or crashes, what was
-    measured until then is saved, so that a later one continues; but a refresh never replaces a profile by a part."""
+    """One measurement: starts children until one of them reaches the end. If it is interrupted or fails, what was
+    measured until then is saved, so that a later one continues; but a part never replaces a profile that it does not
+    extend."""
 
     request: ProfileRequest
     path: Path  # of the profile of a quiet machine
@@ -144,11 +145,14 @@ class _Measurement:
                 except ChildDied as died:
                     crash = self._left_out(died)
                     if crash is None:
-                        raise self._blame(died, self._save_part()) from None
+                        raise self._blame(died, self._save(is_part=True)) from None
                     self._fragments.append(crash)
                 except KeyboardInterrupt:
                     kept = "; finished measurements are kept, and the same command continues"
-                    self.shown.say(f"interrupted{kept if self._save_part() else ''}")
+                    self.shown.say(f"interrupted{kept if self._save(is_part=True) else ''}")
+                    raise
+                except Exception:
+                    self._save(is_part=True)
                     raise
         self._save()
         return self._measured
@@ -158,21 +162,17 @@ class _Measurement:
         """All measurements so far."""
         return merged(self.request.profile, self._fragments)
 
-    def _save_part(self) -> bool:
-        return not self.refresh and self._save()
-
-    def _save(self) -> bool:
-        """Save all measurements so far; whether that succeeds. Those beside other programs are saved in a separate
-        file, which replaces an earlier profile only after a refresh."""
-        busy, profile = store.busy_path(self.path), self._measured
+    def _save(self, is_part: bool = False) -> bool:
+        """Save all measurements so far; whether they are saved. Those beside other programs are saved in a separate
+        file, which replaces an earlier profile only after a refresh. is_part: the measurement did not reach its end."""
+        profile, busy = self._measured, store.busy_path(self.path)
+        path, other = (busy, self.path) if was_busy(profile) else (self.path, busy)
+        if is_part and store.load(path, lambda _: None) not in (None, self.request.profile):
+            return False
         try:
-            if was_busy(profile):
-                store.save(busy, profile)
-                if self.refresh:
-                    self.path.unlink(missing_ok=True)
-            else:
-                store.save(self.path, profile)
-                busy.unlink(missing_ok=True)
+            store.save(path, profile)
+            if not is_part and (self.refresh or other == busy):
+                other.unlink(missing_ok=True)
         except ProfileError as fault:
             self.shown.say(f"note: {fault}; this run's measurements are not kept")
             return False

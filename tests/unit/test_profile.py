@@ -658,6 +658,24 @@ def test_what_was_measured_beside_other_programs_is_kept_until_a_calm_machine_re
     assert len(files("profile-*.json")) == 1
 
 
+@pytest.mark.parametrize("percent_meanwhile", [3.0, 60.0])
+def test_an_interrupted_measurement_leaves_the_profile_of_a_busy_machine(percent_meanwhile, monkeypatch) -> None:
+    """The machine is calm when the measurement begins."""
+    monkeypatch.setenv("OALLAMA_BUSY_PERCENT", "20")
+
+    class Begun(Machine):
+        def ggml_commit(self) -> str:
+            self.others_percent = percent_meanwhile
+            return super().ggml_commit()
+
+    Machine(others_percent=60.0).profile(DENSE, NONE, tokens=DEFAULT_TOKENS)
+    with pytest.raises(KeyboardInterrupt):
+        Begun(interrupted_after=9).profile(DENSE, NONE, tokens=DEFAULT_TOKENS)
+    monkeypatch.setattr("oallama.profile.machine.last_level_cache", lambda *_: Machine().llc_bytes)
+    kept = stored_profile(MODEL, DENSE, NONE, 1)
+    assert kept is not None and "other programs" in caveat(kept)
+
+
 @pytest.mark.parametrize("said", ["quiet", "-1", "101", "nan"])
 def test_a_wrong_share_of_the_cpu_is_named(said: str) -> None:
     with pytest.raises(UsageError, match=f"OALLAMA_BUSY_PERCENT must be a number from 0 to 100, not '{said}'"):
@@ -703,6 +721,18 @@ def test_a_crash_of_what_is_needed_ends_it_and_keeps_what_was_finished(crashing,
     machine = Machine()
     machine.profile([*EXPERTS, *DENSE], device)
     assert "transfer" not in machine.kinds, "the link was finished"
+
+
+def test_an_error_of_the_measuring_process_keeps_what_was_finished() -> None:
+    class Failing(Machine):
+        def layer_rest(self, *shape: Any, **more: Any) -> Any:
+            raise NativeError("the device failed")
+
+    with pytest.raises(BridgeError, match="the device failed"):
+        Failing().profile(DENSE)
+    machine = Machine()
+    machine.profile(DENSE)
+    assert machine.kinds.isdisjoint({"transfer", "mul_mat"})
 
 
 @pytest.mark.parametrize(
