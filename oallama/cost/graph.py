@@ -147,13 +147,14 @@ def build_graph(model: ModelInfo, operators: Sequence[Operator], tensor_names: I
     the real graph.
     """
     n_run = max((1 + operator.layer for operator in operators if operator.layer is not None), default=model.n_layer)
-    by_layer: list[list[Operator]] = [[] for _ in range(model.n_layer + 1)]
+    by_layer: dict[int, list[Operator]] = {}  # a decoder behind an encoder may have more layers, which are left out
     for operator in operators:
-        by_layer[operator.layer_in(model.n_layer)].append(operator)
+        by_layer.setdefault(operator.layer_in(model.n_layer), []).append(operator)
     names, known = frozenset(tensor_names), dict[Hashable, Layer]()
     layers: list[Layer] = []
     previous: Node | None = None
-    for number, members in enumerate(by_layer):
+    for number in range(model.n_layer + 1):
+        members = by_layer.get(number, [])
         builder = _Builder(model.n_embd * F32, number, n_run, names)
         stream = PREVIOUS if number else builder.add((), builder.embd, host=True)  # token embedding
         if number < model.n_layer:

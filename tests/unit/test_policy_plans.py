@@ -383,10 +383,12 @@ def test_a_way_of_attention_that_was_not_timed_is_not_chosen(without: str, chose
 #
 
 
-def beside_an_encoder() -> World:
+def beside_an_encoder(n_more_layers: int = 0) -> World:
+    """n_more_layers: of the decoder."""
     world = World()
-    encoder = (replace(o, name=f"enc.{o.name}", role=f"enc.{o.role}") for o in world.operators[:-1])
-    vars(world)["operators"] = (*encoder, *world.operators)
+    encoder = [replace(o, name=f"enc.{o.name}", role=f"enc.{o.role}") for o in world.operators[:-1]]
+    more = [replace(o, layer=world.model.n_layer + n) for n in range(n_more_layers) for o in world.operators[:7]]
+    vars(world)["operators"] = (*encoder, *world.operators[:-1], *more, world.operators[-1])
     return world
 
 
@@ -403,6 +405,7 @@ def beside_an_encoder() -> World:
         (lambda: slow_cpu().plan("fiddler"), "needs a model with experts"),
         (lambda: Options(flash_attn="off", type_v="q8_0"), "V cache of type q8_0 needs flash attention"),
         (lambda: beside_an_encoder().plan("oato"), "encoder-decoder models are not supported on a device"),
+        (lambda: beside_an_encoder(2).plan("oato"), "encoder-decoder models are not supported on a device"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_a_sentence(asked: Callable[[], object], says: str) -> None:
