@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
-from oallama.core.codec import Count, Mark, to_json
+from oallama.core.codec import Count, Mark
 from oallama.core.files import cache_folder
 from oallama.profile.store import read_in_cache, write_in_cache
 
@@ -90,7 +89,7 @@ def read_acceptance(fingerprint: str, draft_fingerprint: str) -> Acceptance:
 def keep_acceptance(fingerprint: str, draft_fingerprint: str, seen: Acceptance) -> None:
     """Add measured acceptance. Raises ProfileError if the cache cannot be written."""
     known = read_acceptance(fingerprint, draft_fingerprint).with_more(seen)
-    write_in_cache(acceptance_path(fingerprint, draft_fingerprint), json.dumps(to_json(known)))
+    write_in_cache(acceptance_path(fingerprint, draft_fingerprint), known)
 
 
 def _falls(counts: Sequence[int], most: int) -> bool:

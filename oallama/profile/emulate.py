@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oallama.core.codec import NotNegative, Positive, from_json, to_json
+from oallama.core.codec import NotNegative, Positive, from_json
 from oallama.core.errors import BridgeError, ProfileError, UsageError
 from oallama.core.files import cache_folder
 from oallama.core.profile import Profile, ProfileCase
@@ -32,7 +32,7 @@ from oallama.device.emulated_link import check_room
 from oallama.device.spec import DeviceSpec
 from oallama.profile.busy import busy_percent, others_percent
 from oallama.profile.machine import fingerprint
-from oallama.profile.store import measuring_lock, read_in_cache, read_profile, write_in_cache
+from oallama.profile.store import measuring_lock, read_in_cache, read_profile, write_in_cache, write_text_in_cache
 
 K, N = 4096, 11008  # of the matrix whose rates stand for the CPU's: LLaMA-2-7B's gate
 TYPE = "Q4_0"
@@ -181,7 +181,7 @@ def _serving_rates(path: Path) -> CpuRates | None:
 
 def _keep_rates(path: Path, rates: CpuRates) -> None:
     with contextlib.suppress(ProfileError):  # measured again next time
-        write_in_cache(path, json.dumps(to_json(rates)) + "\n")
+        write_in_cache(path, rates)
 
 
 def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def kept_parameters(parameters: str) -> str:
     name = hashlib.sha256(parameters.encode()).hexdigest()[:16]
     path = cache_folder() / f"{PARAMETERS}-{name}.txt"
     if not path.exists():
-        write_in_cache(path, parameters)
+        write_text_in_cache(path, parameters)
     return str(path)
 
 

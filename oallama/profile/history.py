@@ -7,12 +7,10 @@ side: of its copies of weights or of its kernels, whichever were predicted to ta
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from oallama.core.codec import to_json
 from oallama.core.files import cache_folder
 from oallama.core.history import History, Rates, SeenPasses
 from oallama.core.profile import LinearFit, Profile, ProfileCase
@@ -160,5 +158,4 @@ def read_history(model_fingerprint: str, machine: str, timings: str) -> History:
 
 def write_history(history: History, machine: str) -> None:
     """Save it atomically. Raises ProfileError if the cache cannot be written."""
-    path = history_path(history.model_fingerprint, machine)
-    write_in_cache(path, json.dumps(to_json(history), allow_nan=False) + "\n")
+    write_in_cache(history_path(history.model_fingerprint, machine), history)

@@ -170,7 +170,7 @@ class _Measurement:
         if is_part and store.load(path, lambda _: None) not in (None, self.request.profile):
             return False
         try:
-            store.save(path, profile)
+            store.write_in_cache(path, profile)
             if not is_part and (self.refresh or other == busy):
                 other.unlink(missing_ok=True)
         except ProfileError as fault:

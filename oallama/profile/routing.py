@@ -5,12 +5,10 @@ A window decays exponentially: after n tokens of a phase what was counted before
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from oallama.core.codec import to_json
 from oallama.core.files import cache_folder
 from oallama.core.routing import HALF_LIFE_TOKENS, ExpertCounts, LayerCounts, LayerRouting, Routing
 from oallama.profile.store import read_in_cache, write_in_cache
@@ -106,8 +104,7 @@ def read_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> R
 
 def write_routing(routing: Routing) -> None:
     """Save it atomically. Raises ProfileError if the cache cannot be written."""
-    text = json.dumps(to_json(routing), allow_nan=False, separators=(",", ":"))
-    write_in_cache(routing_path(routing.model_fingerprint), text + "\n")
+    write_in_cache(routing_path(routing.model_fingerprint), routing)
 
 
 def _is_sound(layers: tuple[LayerRouting, ...], n_expert: int) -> bool:

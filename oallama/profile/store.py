@@ -107,12 +107,12 @@ def load(path: Path, warn: Callable[[str], None]) -> Profile | None:
         return None
 
 
-def save(path: Path, profile: Profile) -> None:
-    """Replace the stored profile. Raises ProfileError if the folder cannot be written."""
-    write_in_cache(path, json.dumps(to_json(profile), indent=1, allow_nan=False) + "\n")
+def write_in_cache(path: Path, record: Any) -> None:
+    """Create or replace the cache file of a record. Raises ProfileError if the folder is not writable."""
+    write_text_in_cache(path, json.dumps(to_json(record), indent=1, allow_nan=False) + "\n")
 
 
-def write_in_cache(path: Path, text: str) -> None:
+def write_text_in_cache(path: Path, text: str) -> None:
     """Create or replace a cache file readable only by its owner. Raises ProfileError if the folder is not writable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

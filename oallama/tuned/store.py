@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 from oallama.core.codec import to_json
@@ -49,7 +48,7 @@ def read_result(key: Key) -> TuneResult | None:
 def write_result(result: TuneResult) -> None:
     """Save it atomically; if the folder is not writable, the next run measures again."""
     with contextlib.suppress(ProfileError):
-        write_in_cache(result_path(result.key), json.dumps(asdict(result), indent=1))
+        write_in_cache(result_path(result.key), result)
 
 
 def _is_sound(tuned: TuneResult) -> bool:

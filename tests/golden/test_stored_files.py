@@ -16,7 +16,7 @@ from oallama.core.types import MulMat
 from oallama.plan.plan import Plan
 from oallama.profile.history import history_path, read_history
 from oallama.profile.routing import read_routing, routing_path
-from oallama.profile.store import READABLE_VERSIONS, VERSION, profile_from_json, read_profile, save
+from oallama.profile.store import READABLE_VERSIONS, VERSION, profile_from_json, read_profile, write_in_cache
 from oallama.tuned.result import Key
 from oallama.tuned.store import read_result, result_path
 
@@ -84,7 +84,7 @@ def test_a_profile_of_version_1_is_written_back_byte_for_byte_and_later_versions
     assert [PROFILE.with_name(f"profile-v{version}.json") for version in READABLE_VERSIONS] == [PROFILE]
     profile = read_profile(PROFILE)
     assert profile_from_json(to_json(profile)) == profile
-    save(tmp_path / "again.json", profile)
+    write_in_cache(tmp_path / "again.json", profile)
     assert (tmp_path / "again.json").read_bytes() == PROFILE.read_bytes()
     with pytest.raises(ProfileError, match=f"unknown profile version {VERSION + 1}"):
         profile_from_json({**json.loads(PROFILE.read_text()), "version": VERSION + 1})
