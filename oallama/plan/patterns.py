@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from oallama.core.errors import PlanError
 from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement, devices_with_n_g
 from oallama.cost.blocks import takes_n_g
-from oallama.plan.plan import Plan
+from oallama.plan.plan import Plan, rows_of
 
 Pattern = tuple[str, str | None]  # (regular expression, buffer type; None: plain host memory or llama.cpp's choice)
 
@@ -39,13 +39,9 @@ def host_patterns(
     Deterministic: sorted by pattern, split ones first. Raises PlanError for an operator without a row, for tied
     embeddings that are split, and beyond MAX_PATTERNS.
     """
-    by_name = {row.name: row for row in rows}
     names = frozenset(all_tensor_names)
     hosted: dict[str, str | None] = {}
-    for operator in operators:
-        row = by_name.get(operator.name)
-        if row is None:
-            raise PlanError(f"the plan does not place operator {operator.name}; make a new plan for this model")
+    for operator, row in zip(operators, rows_of(operators, rows), strict=True):
         split = needs_split(operator, row, with_n_g, counts)
         if not split and row.gg > 0:
             continue
@@ -74,10 +70,9 @@ def needs_split(operator: Operator, row: OperatorPlacement, with_n_g: Collection
 def split_names(record: Plan, operators: Sequence[Operator], counts: bool = False) -> frozenset[str]:
     """The operators that the split back end must run; if there are any, stock llama.cpp needs the plugin's plan file.
     counts: as in needs_split."""
-    by_name = {operator.name: operator for operator in operators}
-    with_n_g = devices_with_n_g(record.split_settings)
-    placed = ((by_name[p.name], p) for p in record.operators if p.name in by_name)
-    return frozenset(p.name for operator, p in placed if needs_split(operator, p, with_n_g, counts))
+    with_n_g, rows = devices_with_n_g(record.split_settings), rows_of(operators, record.operators)
+    placed = zip(operators, rows, strict=True)
+    return frozenset(row.name for operator, row in placed if needs_split(operator, row, with_n_g, counts))
 
 
 def _layout(row: OperatorPlacement, split: bool) -> str | None:

@@ -168,9 +168,10 @@ class Plan:
 
     def pairs(self, operators: Sequence[Operator]) -> list[tuple[Operator, OperatorPlacement]]:
         """Return the operators with their rows, in the given order. Raises PlanError for another model's operators."""
-        by_name = {row.name: row for row in self.operators}
-        _same_names(set(by_name), [operator.name for operator in operators])
-        return [(operator, by_name[operator.name]) for operator in operators]
+        rows = rows_of(operators, self.operators)
+        if unknown := sorted({row.name for row in self.operators} - {operator.name for operator in operators}):
+            raise PlanError(f"the plan places {_some(unknown)}, which this model does not have; make a new plan for it")
+        return list(zip(operators, rows, strict=True))
 
     def check(self, model: ModelInfo, operators: Sequence[Operator]) -> None:
         """Raise PlanError unless the plan is for this model: fingerprint, operator names and split granularity."""
@@ -354,13 +355,12 @@ def _check_tokens(table: Sequence[tuple[int, int]]) -> None:
             )
 
 
-def _same_names(planned: Iterable[str], actual: Sequence[str]) -> None:
-    planned_set, actual_set = set(planned), set(actual)
-    missing, unknown = sorted(actual_set - planned_set), sorted(planned_set - actual_set)
-    if missing:
+def rows_of(operators: Sequence[Operator], rows: Iterable[OperatorPlacement]) -> list[OperatorPlacement]:
+    """The row of each operator. Raises PlanError for operators without one."""
+    by_name = {row.name: row for row in rows}
+    if missing := sorted({operator.name for operator in operators} - by_name.keys()):
         raise PlanError(f"the plan does not place {_some(missing)}; make a new plan for this model")
-    if unknown:
-        raise PlanError(f"the plan places {_some(unknown)}, which this model does not have; make a new plan for it")
+    return [by_name[operator.name] for operator in operators]
 
 
 def _some(names: list[str]) -> str:

@@ -5,7 +5,7 @@ process (run/split.py) passes it in memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from oallama.core.errors import PlanError
 from oallama.core.types import (
@@ -20,7 +20,7 @@ from oallama.core.types import (
 from oallama.cost.blocks import SUM_BYTES, chunk_of, residents, takes_n_g
 from oallama.model.cut import cut_axis
 from oallama.plan.patterns import needs_split, split_names
-from oallama.plan.plan import Plan
+from oallama.plan.plan import Plan, rows_of
 from oallama.plan.split import slice_counts
 
 FORMAT = "oallama-plan 1"
@@ -50,30 +50,27 @@ def plugin_text(
     CC without a named layout is plain (CPU). Raises PlanError for an operator
     without a row, and for names that the format cannot carry.
     """
-    by_name = {row.name: row for row in plan.operators}
+    rows = rows_of(operators, plan.operators)
     lines, of_all = [FORMAT, f"model {_word(plan.model_fingerprint)}"], [_SUM, "count 1"] if counts else [_SUM]
     split = split_names(plan, operators, counts)
-    for operator in operators:
-        if operator.name not in by_name:
-            raise PlanError(f"the plan does not place operator {operator.name}; make a new plan for this model")
     settings = plan.split_settings
-    resident = _residents(operators, by_name, n_layer + 1 - plan.n_gpu_layers, settings)
+    resident = _residents(operators, rows, n_layer + 1 - plan.n_gpu_layers, settings)
     memories = plan.memory.devices or (plan.memory,) * max(1, len(device_names))
     for device in range(max(1, len(device_names))):
         device_settings = settings_of(settings, device)
         tensors = [
-            _tensor_line(operator, by_name[operator.name], lives)
+            _tensor_line(operator, row, lives)
             + (" n_g=0" if device_settings.token_assignment and not takes_n_g(operator) else "")
-            for operator, lives in zip(operators, resident, strict=True)
-            if (every_operator or operator.name in split) and by_name[operator.name].device == device
+            for operator, row, lives in zip(operators, rows, resident, strict=True)
+            if (every_operator or operator.name in split) and row.device == device
         ]
         if not tensors and len(device_names) > 1:
             continue
         lines += [*(f"device {_word(name)}" for name in device_names[device : device + 1]), *of_all]
         of_all = []
         lines += [f"staging {memories[device].staging}"] if memories[device].staging > 0 else []
-        rows = [row for row in plan.operators if row.device == device]
-        has_hot, streams = any(row.hot_experts for row in rows), any(row.cg for row in rows)
+        own_rows = [row for row in rows if row.device == device]
+        has_hot, streams = any(row.hot_experts for row in own_rows), any(row.cg for row in own_rows)
         lines += [*_stream_lines(device_settings, has_hot, streams), *tensors]
     return "\n".join(lines) + "\n"
 
@@ -87,11 +84,11 @@ def split_texts(
     """A plan text for a no_alloc load, in one part per device (up to the last with split operators): it says which
     tensors are split, along which axis, and which have hot experts, whose biases the plugin adds, but leaves all slices
     on the host, and lacks the device lines, which the load adds. Raises PlanError."""
-    by_name, with_n_g = {row.name: row for row in rows}, devices_with_n_g(settings)
+    rows, with_n_g = rows_of(operators, rows), devices_with_n_g(settings)
     lines: dict[int, list[str]] = {}
-    for operator, lives in zip(operators, _residents(operators, by_name, first_device_layer, settings), strict=True):
-        if needs_split(operator, by_name[operator.name], with_n_g):
-            row = by_name[operator.name]
+    resident = _residents(operators, rows, first_device_layer, settings)
+    for operator, row, lives in zip(operators, rows, resident, strict=True):
+        if needs_split(operator, row, with_n_g):
             hot = (0,) if row.hot_experts else ()  # whichever they are: plans that differ in them share a load
             on_host = OperatorPlacement(operator.name, 0.0, 0.0, 1.0, hot_experts=hot)
             lines.setdefault(row.device, []).append(_tensor_line(operator, on_host, lives))
@@ -120,13 +117,12 @@ def _stream_lines(settings: SplitSettings, has_hot: bool, streams: bool) -> list
 
 def _residents(
     operators: Sequence[Operator],
-    by_name: Mapping[str, OperatorPlacement],
+    rows: Sequence[OperatorPlacement],
     first_device_layer: int,
     settings: Sequence[SplitSettings],
 ) -> tuple[bool, ...]:
     """Whether each operator's inputs and results are on its device; the layers of each device are checked apart."""
     flags = [False] * len(operators)
-    rows = [by_name[operator.name] for operator in operators]
     for device in sorted({row.device for row in rows}):
         members = [i for i, row in enumerate(rows) if row.device == device]
         begin = next((o.layer for o in (operators[i] for i in members) if o.layer is not None), 0)
