@@ -20,9 +20,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from oallama.core.types import ModelInfo, Operator
-
-F32 = 4  # bytes of one activation element between operators
-
+from oallama.cost.blocks import F32
 
 PREVIOUS = -1
 """Index of the node before a layer, which its first node reads."""

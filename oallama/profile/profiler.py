@@ -17,7 +17,7 @@ from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec
 from oallama.profile import store
 from oallama.profile.busy import busy_percent, others_percent, was_busy
-from oallama.profile.child import MODULE, ProfileRequest
+from oallama.profile.child import MODULE, Message, ProfileRequest
 from oallama.profile.machine import fingerprint, power_changes
 from oallama.profile.merge import empty, is_complete, merged, select
 from oallama.profile.progress import Progress
@@ -26,8 +26,6 @@ from oallama.profile.wanted import Wanted, cases_at, kernel_kind, wanted
 
 DEFAULT_TOKENS = (1, 32, 512)
 POLICY = TimingPolicy(target=0.02, min_repeats=5, max_repeats=100, warmup_runs=1, time_cap_s=0.2)
-
-Message = dict[str, Any]
 
 
 def profile_model(
