@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from oallama.core.profile import LinearFit
 from oallama.cost.whole import Costs, placement_seconds
@@ -26,12 +25,9 @@ class DeviceCosts:
     is_remote: bool = False
 
 
-NO_SLICES: Mapping[int, float] = MappingProxyType({})
-
-
 def ranges_seconds(
     devices: Sequence[DeviceCosts], device_layers: Sequence[int], on_device: Sequence[bool], first_device_layer: int,
-    sliced_s: Mapping[int, float] = NO_SLICES,
+    sliced_s: Mapping[int, float],
 ) -> float:  # fmt: skip
     """Predicted total seconds of all passes. device_layers: number of layers of each device, the output counted as one
     layer; they add up to the layers from first_device_layer on. on_device: whether an operator is on its layer's

@@ -137,7 +137,7 @@ class WholeRanges:
         ]
         _, first, device_layers = self._ranges.best(host_s.__getitem__)
         on_device = self._on_device(first, device_layers)
-        total = ranges_seconds(self._devices, device_layers, on_device, first)
+        total = ranges_seconds(self._devices, device_layers, on_device, first, {})
         return Placement(whole_assignments(on_device), first, total, 1, device_layers=device_layers)
 
     def joined(self, parts: Sequence[DevicePart], border: int) -> Placement:

@@ -276,7 +276,7 @@ def test_one_device_with_all_ranges_costs_what_one_device_costs(world: World, da
     sides = [layer >= first and data.draw(st.booleans()) for layer in problem.graph.operator_layer]
     over = passes(world.workload, "mixed")
     costs = costs_of(problem.devices[0], world.workload, "mixed")
-    of_ranges = ranges_seconds(device_costs(problem, over), (world.model.n_layer + 1 - first,), sides, first)
+    of_ranges = ranges_seconds(device_costs(problem, over), (world.model.n_layer + 1 - first,), sides, first, {})
     assert of_ranges == pytest.approx(placement_seconds(costs, sides, first))
 
 
