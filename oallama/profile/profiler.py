@@ -48,7 +48,8 @@ def profile_model(
     used only while some do, then measured again. If the cache cannot be written, a note says so and the profile is used
     for this call alone. progress: a bar and notes on stderr.
 
-    Raises UsageError (tokens), ProfileError (cannot be measured), DeviceError (unknown or lost), BridgeError.
+    Raises UsageError (tokens, n_threads; as busy_percent), ProfileError (cannot be measured), DeviceError (unknown or
+    lost), BridgeError.
     """
     if not tokens or min(tokens) < 1:
         raise UsageError("--tokens needs batch sizes of at least 1, e.g. 1,32,512")
@@ -56,6 +57,7 @@ def profile_model(
         raise UsageError("--threads must be at least 1")
     if not operators:
         raise ProfileError(f"{model.path} has no mul-mat weights to measure")
+    busy_percent()  # raises before anything is measured
     known_as = known_device(device)
     machine = machine_with(known_as, n_threads)
     want = wanted(model, operators, tokens, machine["llc_bytes"], kv)

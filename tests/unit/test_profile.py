@@ -686,6 +686,14 @@ def test_a_wrong_share_of_the_cpu_is_named(said: str) -> None:
         busy_percent({"OALLAMA_BUSY_PERCENT": said})
 
 
+def test_a_wrong_share_of_the_cpu_is_named_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OALLAMA_BUSY_PERCENT", "quiet")
+    machine = Machine()
+    with pytest.raises(UsageError, match="OALLAMA_BUSY_PERCENT"):
+        machine.profile(DENSE)
+    assert not machine.asked
+
+
 def test_other_programs_are_looked_for_now_and_then() -> None:
     percents, times = iter([80.0, 4.0, 6.0]), iter([0.0, 0.0, 4.9, 5.0, 5.0, 20.0, 20.0])
     others = Others(lambda: next(percents), lambda: next(times))
