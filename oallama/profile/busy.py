@@ -47,7 +47,8 @@ def others_percent() -> float:
 
 def was_busy(profile: Profile) -> bool:
     """Whether other programs used the CPU while the profile was measured. Raises as busy_percent does."""
-    return float(profile.fingerprint.get(OTHERS_PERCENT, 0.0)) > busy_percent()
+    percent = profile.fingerprint.get(OTHERS_PERCENT)  # of a file that anybody may have written
+    return isinstance(percent, (int, float)) and busy_percent() < percent <= 100
 
 
 def doubt(profile: Profile) -> str:

@@ -694,6 +694,12 @@ def test_a_wrong_share_of_the_cpu_is_named_before_anything_is_measured(monkeypat
     assert not machine.asked
 
 
+@pytest.mark.parametrize("percent", ["many", None, [60.0], 10**400, -1])
+def test_a_stored_use_of_the_cpu_that_is_no_share_says_nothing(percent: object) -> None:
+    profile = Machine().profile(DENSE, NONE)
+    assert caveat(replace(profile, fingerprint={**profile.fingerprint, "others_cpu_percent": percent})) == ""
+
+
 def test_other_programs_are_looked_for_now_and_then() -> None:
     percents, times = iter([80.0, 4.0, 6.0]), iter([0.0, 0.0, 4.9, 5.0, 5.0, 20.0, 20.0])
     others = Others(lambda: next(percents), lambda: next(times))
