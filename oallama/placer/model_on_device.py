@@ -204,7 +204,8 @@ class ModelOnDevice:
     ) -> Workload:
         """The workload of a run. n_ctx, n_ubatch None: from the options; else the context holds prompt and generation,
         and at least 4096 tokens (or as many as the model was trained on), and the micro-batch is stock llama.cpp's.
-        n_past: tokens in the KV cache before the prompt. n_parallel: requests in flight."""
+        n_past: tokens in the KV cache before the prompt. n_parallel: requests in flight, for each of which memory is
+        planned."""
         for name, n in (("n_prompt", n_prompt), ("n_gen", n_gen), ("n_past", n_past), ("n_parallel", n_parallel)):
             check_type(name, n, int)
         for name, maybe in (("n_ctx", n_ctx), ("n_ubatch", n_ubatch)):
@@ -223,7 +224,7 @@ class ModelOnDevice:
             tokens = f"{past}{n_prompt} prompt and {n_gen} generated tokens"
             raise UsageError(f"a context of {context} tokens cannot hold {tokens}; raise -c")
         ubatch = n_ubatch or self.options.n_ubatch or DEFAULT_UBATCH
-        return Workload(n_prompt, n_gen, context, ubatch, n_past, DecodeStep(n_parallel))
+        return Workload(n_prompt, n_gen, context, ubatch, n_past, DecodeStep(n_parallel, n_slots=n_parallel))
 
     def problem(self, flash_attn: FlashAttention) -> Problem:
         """The planning problem for one attention mode. Raises the same as profile."""

@@ -220,6 +220,13 @@ def test_threads_may_make_loads_of_one_model_at_once(tmp_path: Path) -> None:
     assert at_once == [taken(two, n_ctx) for n_ctx in contexts]
 
 
+def test_each_request_in_flight_has_a_recurrent_state(tmp_path: Path) -> None:
+    placer = Placer.load(write_gguf(tmp_path / "model.gguf", "mamba2"), device="none", threads=1)
+    plans = [placer.plan("cpu", n_prompt=8, n_gen=8, n_parallel=n, measure=False) for n in (1, 4)]
+    one, four = (placer.no_alloc_loads.on_host(plan.workload, Attention("on")) for plan in plans)
+    assert four[1] == 4 * one[1] > 0
+
+
 def test_no_alloc_loads_survive_a_file_that_kills_their_process(tmp_path: Path) -> None:
     good = LoadSettings(str(write_gguf(tmp_path / "good.gguf", "llama")), n_threads=1)
     bad = LoadSettings(str(hostile(tmp_path / "bad.gguf", "no blocks")), n_threads=1)
