@@ -108,9 +108,17 @@ class ArmMaker:
                 test.label: prediction for test in self.tests if (prediction := self._predicted(plan, test)) is not None
             },
             bound=None if plan.bound is None else asdict(plan.bound),
-            notes=plan.notes,
+            notes=(*plan.notes, *self._other_cache(plan)),
             draft=plan.draft,
         )
+
+    def _other_cache(self, plan: Plan) -> tuple[str, ...]:
+        """A note if the plan was made for another KV cache than that of the arms."""
+        planned, shared = plan.attention, self.setting.load.attention
+        if planned is None or (planned.type_k, planned.type_v) == (shared.type_k, shared.type_v):
+            return ()
+        flags = f"-ctk {shared.type_k} -ctv {shared.type_v}"
+        return (f"planned for a KV cache of {planned.type_k} and {planned.type_v}, but all arms run with {flags}",)
 
     def _setting_of(self, plan: Plan) -> Setting:
         """The setting with the memory cap of the requested devices that the plan uses."""

@@ -404,6 +404,16 @@ def test_plans_are_made_for_the_depth_of_the_tests_and_predict_each_of_them(mode
     assert token["ttft_s"] == 0 < token["total_s"] == pytest.approx(4 * token["tpot_s"])
 
 
+def test_a_plan_for_another_kv_cache_than_that_of_the_arms_is_noted(model: Path) -> None:
+    placer, other = (
+        Placer.load(model, device="none", threads=1, flash_attn="on", type_k=type_k) for type_k in ("f16", "q8_0")
+    )
+    plan, its_own = (each.plan("cpu", n_prompt=16, n_gen=4, measure=False) for each in (other, placer))
+    maker = ArmMaker(placer, shared_setting(placer, (PP,)), (PP,))
+    note = "planned for a KV cache of q8_0 and f16, but all arms run with -ctk f16 -ctv f16"
+    assert note in maker.of_plan("other", plan).notes and note not in maker.of_plan("its own", its_own).notes
+
+
 def test_where_tuning_says_stock_the_very_configuration_of_the_stock_arm_is_loaded(moe: Path) -> None:
     """So that it counts as 1.0 by identity: every weight, buffer and parameter read back is the same."""
     placer = Placer.load(moe, device=WORKER, threads=1, profile=slow_cpu_fast_card(moe, 1e9))
