@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from math import prod
+from math import inf, prod
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from shared import guarded, parser_of, write_document
 
-from oallama.core.codec import CodecError, Count32, Size32, from_json, to_json
+from oallama.core.codec import Count32, Size32, from_json, to_json
 from oallama.core.errors import UsageError
 from oallama.core.files import read_toml
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
@@ -68,6 +68,15 @@ class Sizes:
     n_expert_used: Count32 = 0
     source: str = ""  # where the sizes are from
 
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        if unknown := {self.type, self.output_type or self.type} - GGML_TYPES_BY_NAME.keys():
+            raise ValueError(f"{min(unknown)!r} is not a ggml type")
+        if self.n_head % self.n_head_kv:
+            raise ValueError("n_head must be a multiple of n_head_kv")
+        if self.n_expert_used > self.n_expert or bool(self.n_expert_used) != bool(self.n_expert):
+            raise ValueError("n_expert_used must be from 1 to n_expert")
+
 
 def read_models(path: Path) -> dict[str, ModelHeader]:
     """Models by the names that tables use. Raises UsageError."""
@@ -75,7 +84,7 @@ def read_models(path: Path) -> dict[str, ModelHeader]:
     for name, table in read_toml(path).items():
         try:
             sizes[name] = sizes[table["same_as"]] if "same_as" in table else from_json(Sizes, table, name)
-        except (CodecError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path}: {name} is not described: {error}") from None
     return {name: _model(name, model_sizes) for name, model_sizes in sizes.items()}
 
@@ -212,15 +221,19 @@ def read_tables(paths: Iterable[Path]) -> list[PublishedRun]:
                 runs += [_run(row) for row in rows if row.get("Status") in (None, "SUCCESS")]
             except (KeyError, TypeError, ValueError, csv.Error) as error:
                 raise UsageError(f"{path}, line {rows.line_num} is not a run: {error}") from None
+    if not runs:
+        raise UsageError("the tables have no completed run")
     return runs
 
 
 def _run(row: Mapping[str, str]) -> PublishedRun:
+    """Raises ValueError, and KeyError and TypeError for a missing value."""
     context, ngl, ubatch = int(row["Context"]), int(row["NGL"]), int(row["Ubatch"])
     n_prompt, n_gen = int(row["PromptTokens"]), int(row["EvalTokens"])
-    return PublishedRun(
-        row["Model"], context, ngl, ubatch, n_prompt, n_gen, float(row["PromptTPS"]), float(row["EvalTPS"])
-    )
+    prompt_tps, eval_tps = float(row["PromptTPS"]), float(row["EvalTPS"])
+    if ngl < 0 or not all(0 < value < inf for value in (context, ubatch, n_prompt, n_gen, prompt_tps, eval_tps)):
+        raise ValueError("a number is out of range")
+    return PublishedRun(row["Model"], context, ngl, ubatch, n_prompt, n_gen, prompt_tps, eval_tps)
 
 
 #

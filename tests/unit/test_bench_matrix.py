@@ -155,6 +155,10 @@ def test_a_result_of_something_else_is_left_alone(matrix, capsys):
         told = capsys.readouterr().err
         assert said in told and told.count("\n") == 1
         assert Path("r.json").read_text(encoding="utf-8") == text
+    Path("folder.json").mkdir()
+    assert exit_code(["bench", "--matrix", "m.toml", "-o", "folder.json"]) == 2
+    told = capsys.readouterr().err
+    assert "cannot read folder.json" in told and "remove it" not in told
 
 
 def test_arms_are_compared_with_the_fastest_stock_arm():

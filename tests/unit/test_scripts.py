@@ -166,3 +166,17 @@ def test_real_card_fits_predicts_and_says_what_is_wrong_with_a_table(tmp_path, m
     assert main(["fit", "runs.csv", "--models", "models.toml", "-o", "other.json"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("real_card: ") and "does not describe mamba" in told and told.count("\n") == 1
+    a_run = f"{HEAD}\ndense,1024,1000,2,512,SUCCESS,900,5,10,5\n"
+    for table, sizes, said in (
+        (a_run.replace("900,5", "900,0"), MODELS, "runs.csv, line 2 is not a run: a number is out of range"),
+        (a_run.replace("900,5", "900,nan"), MODELS, "a number is out of range"),
+        (f"{HEAD}\n", MODELS, "no completed run"),
+        (a_run, MODELS.replace("Q6_K", "Q6"), "sparse is not described: 'Q6' is not a ggml type"),
+        (a_run, MODELS.replace("n_head_kv = 2", "n_head_kv = 3"), "multiple of n_head_kv"),
+        (a_run, MODELS.replace("n_expert_used = 2\n", ""), "n_expert_used must be from 1 to n_expert"),
+    ):
+        Path("runs.csv").write_text(table)
+        Path("models.toml").write_text(sizes)
+        assert main(predict) == 2
+        told = capsys.readouterr().err
+        assert said in told and told.count("\n") == 1

@@ -175,7 +175,9 @@ class ResultFile:
             return [from_json(Outcome, cell, f"cell {number}") for number, cell in enumerate(document["cells"])]
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except OSError as error:
+            raise UsageError(f"cannot read {self.path}: {error.strerror or error}") from None
+        except (ValueError, TypeError, KeyError) as error:
             raise UsageError(
                 f"{self.path} is not the result of a matrix ({error}): remove it, or name another file with -o"
             ) from None
