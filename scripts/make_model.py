@@ -173,6 +173,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("give either --like and -o, or --matrix")
     if o.type not in gguf.GGMLQuantizationType.__members__:
         parser.error(f"{o.type} is not a ggml type")
+    if o.layers is not None and o.layers < 1:
+        parser.error("a model needs at least one layer")
     try:
         if o.matrix is None:
             models = {o.output: (KNOWN[o.like].with_layers(o.layers), o.type)}

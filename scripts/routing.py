@@ -140,6 +140,8 @@ def traced(path: Path, n_layer: int | None) -> dict[int, list[Row]]:
     if any(conversation.ndim != 3 or conversation.dtype.kind not in "iu" for conversation in conversations):
         raise ValueError(f"{path} must have arrays of whole numbers [token, layer, rank]")
     tokens = np.concatenate(conversations)[:, :n_layer]
+    if not tokens.size:
+        raise ValueError(f"{path} has no tokens")
     return {layer: [tuple(row) for row in tokens[:, layer].tolist()] for layer in range(tokens.shape[1])}
 
 
@@ -257,6 +259,8 @@ def _keep(options: argparse.Namespace) -> int:
 
 
 def _traces(options: argparse.Namespace) -> int:
+    if options.layers is not None and options.layers < 1:
+        raise ValueError("--layers must be at least 1")
     write_routing(options.output, traced(options.file, options.layers), f"seen: {options.file.name}")
     return 0
 

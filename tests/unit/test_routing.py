@@ -203,6 +203,11 @@ def test_what_a_model_was_seen_to_use_keeps_its_order(tmp_path: Path, capsys: py
     assert drawing.main([*taken, "--layers", "1"]) == 0
     assert drawing.read_routing(ids) == {0: [(1, 0), (3, 1), (5, 4)]}
     assert capsys.readouterr().err == ""
+    assert drawing.main([*taken, "--layers", "-1"]) == 2
+    assert "--layers must be at least 1" in capsys.readouterr().err
+    np.savez(seen, c00=first[:0])
+    assert drawing.main(taken) == 2
+    assert "has no tokens" in capsys.readouterr().err
     for content in (b"no archive", b""):
         seen.write_bytes(content)
         assert drawing.main(taken) == 2

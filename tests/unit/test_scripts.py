@@ -32,6 +32,10 @@ def test_make_model_writes_the_shape_asked_for(tmp_path):
         shape.n_head, shape.n_head_kv, shape.n_vocab, shape.n_ctx
     )  # fmt: skip
     assert {operator.type for operator in operators(read_gguf(path))} == {"Q8_0", "F32"}, "the router is F32"
+    for n_layer in ("0", "-1"):
+        with pytest.raises(SystemExit):
+            make_model.main(["--like", "moe-mini", "--layers", n_layer, "-o", str(tmp_path / "none.gguf")])
+        assert not (tmp_path / "none.gguf").exists()
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs tomllib")
