@@ -92,7 +92,7 @@ class ArmMaker:
         if STOCK_FIT not in names:
             return []
         load = self.setting.load
-        sizes = {int(spec.plan["workload"]["n_ubatch"]) for spec in specs if spec.plan is not None}
+        sizes = {spec.plan.workload.n_ubatch for spec in specs if spec.plan is not None}
         larger = (n for n in sorted(sizes) if load.n_ubatch < n <= load.n_batch)
         return [self.make(name) for n in larger if (name := f"{STOCK_FIT}-ub{n}") not in names]
 
@@ -102,12 +102,10 @@ class ArmMaker:
         return ArmSpec(
             name=name,
             setting=self.setting.changed(device="none") if plan.device == "none" else self._setting_of(plan),
-            plan=plan.to_json(),
-            plan_fingerprint=plan.fingerprint,
+            plan=plan,
             predicted={
                 test.label: prediction for test in self.tests if (prediction := self._predicted(plan, test)) is not None
             },
-            bound=None if plan.bound is None else asdict(plan.bound),
             notes=(*plan.notes, *self._other_cache(plan)),
             draft=plan.draft,
         )
@@ -209,19 +207,14 @@ class ArmMaker:
         cap = replace(self.setting.cap, device_bytes=limit - n_bytes) if limit else self.setting.cap
         setting = replace(self.setting, cap=cap)
         spec = replace(self, placer=placer, setting=setting, auto=None, step=step).make(base)
-        if spec.plan is not None:
-            plan = Plan.from_json(dict(spec.plan))
-        else:
+        if (plan := spec.plan) is None:
             assert spec.stock is not None
             plan = stock_plan(placer, replace(workload, step=step), spec.stock, measure=False)
         spec = self._drafting(spec, drafter.draft(plan, accepted))
         return replace(spec, name=name, setting=replace(spec.setting, cap=self.setting.cap))
 
     def _drafting(self, spec: ArmSpec, draft: Draft) -> ArmSpec:
-        if spec.plan is not None:
-            plan = replace(Plan.from_json(dict(spec.plan)), draft=draft)
-            spec = replace(spec, plan=plan.to_json(), plan_fingerprint=plan.fingerprint)
-        return replace(spec, draft=draft)
+        return replace(spec, plan=spec.plan and replace(spec.plan, draft=draft), draft=draft)
 
     def _fit(self, name: str, options: StockOptions = StockOptions()) -> ArmSpec:  # noqa: B008 - frozen
         self.progress(f"ask llama.cpp's --fit for {name}")

@@ -18,7 +18,6 @@ from oallama.device.opening import list_devices, open_now
 from oallama.device.spec import parse_device
 from oallama.model.memory import BufferBytes, check_cache, held_bytes, load_refusal, memory_of
 from oallama.placer import Placer
-from oallama.plan.plan import Plan
 from oallama.plan.split import device_share
 from oallama.run.fit import context_params, stock_params
 from oallama.run.stock import StockPlacement
@@ -88,7 +87,6 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
     """Load a plan into this process, as `Placer.llama` does."""
     load = spec.setting.load
     assert spec.plan is not None
-    plan = Plan.from_json(dict(spec.plan), f"the plan of arm {spec.name}")
     options = Options(
         device=load.device,
         threads=load.n_threads,
@@ -97,7 +95,7 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
         **asdict(load.attention),
     )
     placer = Placer.of_file(load.path, options)
-    llama = placer.llama(plan)
+    llama = placer.llama(spec.plan)
     rows = {row.name: row for row in llama.plan.operators}
     return LoadedModel(
         device=llama.device,

@@ -12,6 +12,7 @@ from typing import Any
 from oallama.core.types import Draft, Operator
 from oallama.device.emulated_link import Punctuality
 from oallama.device.load_params import LoadSettings
+from oallama.plan.plan import Plan
 from oallama.run.stock import Cap, StockPlacement
 
 
@@ -78,16 +79,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
-    """An arm: options of stock llama.cpp (`stock`) or a plan as JSON (`plan`). For the reader: search: how it was
+    """An arm: options of stock llama.cpp (`stock`) or a plan of ours (`plan`). For the reader: search: how it was
     found, in steps {flag, value, seconds or note}; tuning: the result behind it, as JSON."""
 
     name: str
     setting: Setting
     stock: StockPlacement | None = None
-    plan: Mapping[str, Any] | None = None
-    plan_fingerprint: str = ""
+    plan: Plan | None = None
     predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of the plan, by a test's label
-    bound: Mapping[str, float] | None = None  # a lower bound of any placement's seconds
     search: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     tuning: Mapping[str, Any] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from statistics import mean, stdev
 from typing import Any
 
@@ -17,7 +18,7 @@ from oallama.core.codec import jsonable
 from oallama.core.types import Ratio
 from oallama.core.units import GIB, MIB
 from oallama.report.table import in_lines
-from oallama.run.stock import bytes_at
+from oallama.run.stock import StockPlacement, bytes_at
 
 Row = dict[str, Any]
 Value = Callable[[Sample], float]  # of a sample, seconds; 0: the test has none
@@ -83,7 +84,7 @@ def _row(result: BenchResult, series: Series, index: int) -> Row:
         "same_as": arm.same_as,
         "problems": list(arm.problems),
         "predicted": dict(arm.spec.predicted[test.label]) if test.label in arm.spec.predicted else None,
-        "bound": None if arm.spec.bound is None else dict(arm.spec.bound),
+        "bound": None if arm.spec.plan is None or arm.spec.plan.bound is None else asdict(arm.spec.plan.bound),
         "search": [dict(step) for step in arm.spec.search],
         "notes": list(arm.spec.notes),
         "tuning": None if arm.spec.tuning is None else dict(arm.spec.tuning),
@@ -136,42 +137,46 @@ def _ratio_fields(prefix: str, series: Series, index: int, value: Value, refused
 def _setting_fields(arm: ArmResult) -> Row:
     """llama-bench's fields that do not depend on the test; options that arms cannot change have the default."""
     spec, report = arm.spec, arm.report
-    stock, plan = spec.stock, spec.plan or {}
+    stock = spec.stock
+    if spec.plan is not None:
+        stock = StockPlacement(spec.plan.n_gpu_layers, n_ubatch=spec.plan.workload.n_ubatch)
+    assert stock is not None
     return {
         **report.facts,
         "model_filename": spec.setting.load.path,
         "n_batch": spec.setting.load.n_batch,  # as asked for; llama.cpp lowers it to the context
-        "n_ubatch": stock.load(spec.setting.load).n_ubatch if stock else int(plan["workload"]["n_ubatch"]),
+        "n_ubatch": stock.load(spec.setting.load).n_ubatch,
         "n_threads": report.n_threads,
         "cpu_mask": "0x0",
         "cpu_strict": False,
         "poll": 50,
         "type_k": spec.setting.load.attention.type_k,
         "type_v": spec.setting.load.attention.type_v,
-        "n_gpu_layers": stock.n_gpu_layers if stock else int(plan["n_gpu_layers"]),
-        "n_cpu_moe": stock.options.n_cpu_moe if stock else 0,
+        "n_gpu_layers": stock.n_gpu_layers,
+        "n_cpu_moe": stock.options.n_cpu_moe,
         "split_mode": "layer",
         "main_gpu": 0,
         "no_kv_offload": False,
         "devices": report.device,
         "tensor_split": "0.00",
         "tensor_buft_overrides": _overrides_text(arm),
-        "load_mode": "none" if stock and stock.options.moe_cache_bytes else "auto",
+        "load_mode": "none" if stock.options.moe_cache_bytes else "auto",
         "lazy_mode": "auto",
         "embeddings": False,
         "no_op_offload": 0,
-        "no_host": stock.options.no_host if stock else False,
+        "no_host": stock.options.no_host,
         "repack": True,
-        "fit_target": stock.fit_target_mib if stock else 0,
+        "fit_target": stock.fit_target_mib,
         "fit_min_ctx": 0,
     }
 
 
 def _overrides_text(arm: ArmResult) -> str:
     """Overrides as llama-bench writes -ot; for a plan its fingerprint, so that different plans have different keys."""
+    if (plan := arm.spec.plan) is not None:
+        return f"plan:{plan.fingerprint[:16]}"
     stock = arm.spec.stock
-    if stock is None:
-        return f"plan:{arm.spec.plan_fingerprint[:16]}"
+    assert stock is not None
     texts = [f"{pattern}={where}" for pattern, where in stock.overrides[stock.options.n_cpu_moe :]]
     return ";".join(texts) or "none"
 

@@ -40,9 +40,7 @@ IDLE_S = 0.3  # until an emulated card that has nothing to do leaves its core to
 def server_plan(placer: Placer, spec: ArmSpec, n_parallel: int = 1) -> Plan:
     """The plan to start an arm's llama-server with: the arm's plan, or its stock options as a plan."""
     load = spec.setting.load
-    if spec.plan is not None:
-        plan = Plan.from_json(dict(spec.plan), "the plan")
-    else:
+    if (plan := spec.plan) is None:
         assert spec.stock is not None
         workload = placer.workload(1, 1, load.n_ctx, load.n_ubatch)
         if (draft := spec.draft) is not None and draft.kind == "draft-mtp":

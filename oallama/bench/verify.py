@@ -7,13 +7,13 @@ equal arms.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 from oallama.bench.records import ArmResult, ArmSpec, LoadReport, Series
 from oallama.bench.schedule import MAX_DRIFT, unsteady
 from oallama.core.types import Operator
 from oallama.core.units import format_bytes
+from oallama.plan.split import device_share
 from oallama.report.text import plural
 from oallama.run.stock import Cap, bytes_at, expected_on_device
 
@@ -121,12 +121,7 @@ def expected_shares(spec: ArmSpec, operators: Sequence[Operator], n_layer: int) 
             return {operator.name: 0.0 for operator in operators}
         return {**expected_on_device(operators, n_layer, spec.stock)}
     assert spec.plan is not None
-    rows: Sequence[Mapping[str, Any]] = spec.plan["operators"]
-    n_expert = {operator.name: operator.shape[2] for operator in operators}
-    return {
-        str(row["name"]): float(row["gg"]) + len(row.get("hot_experts", ())) / n_expert[str(row["name"])]
-        for row in rows
-    }
+    return {operator.name: device_share(operator, row) for operator, row in spec.plan.pairs(operators)}
 
 
 def _cap_problems(report: LoadReport, operators: Sequence[Operator], cap: Cap) -> list[str]:

@@ -27,7 +27,7 @@ class Arm:
 
     def __init__(self, race: Measured, spec: ArmSpec, deadline: Deadline | None) -> None:
         self._race, self._spec, self._deadline = race, spec, deadline
-        self._key = spec.setting.load.path, spec.name, spec.plan_fingerprint
+        self._key = spec.setting.load.path, spec.name, spec.plan.fingerprint if spec.plan else ""
 
     def load(self, operators: Sequence[str]) -> LoadReport:
         if self._key not in _loaded:

@@ -77,8 +77,8 @@ def test_an_arm_chooses_for_what_is_measured_and_runs_with_it(
     setting = Setting(LoadSettings(placer.model.path, n_ctx=N_CTX, n_threads=1, n_ubatch=64))
     setting = setting if told is None else setting.changed(attention=told)
     spec = ArmMaker(placer, setting, (BenchTest(0, 16, depth),), {}).make("cpu")
-    assert spec.plan is not None
-    assert told is not None or spec.plan["attention"]["flash_attn"] == ("on" if is_flash else "off")
+    assert spec.plan is not None and spec.plan.attention is not None
+    assert told is not None or spec.plan.attention.flash_attn == ("on" if is_flash else "off")
     arm = ArmProcess(spec)
     try:
         assert arm.load(()).flash_attn == is_flash

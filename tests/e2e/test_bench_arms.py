@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -394,12 +394,12 @@ def test_plans_are_made_for_the_depth_of_the_tests_and_predict_each_of_them(mode
     placer = Placer.load(model, device=WORKER, profile=profile, gpu_weights=0.3, threads=1)
     tests = (BenchTest(16, 4), BenchTest(16, 4, 400), PP, TG)
     arm = ArmMaker(placer, shared_setting(placer, tests), tests).make("layers")
-    assert arm.plan is not None
-    workload = arm.plan["workload"]
-    assert (workload["n_prompt"], workload["n_gen"], workload["n_past"]) == (16, 4, 400)
+    assert arm.plan is not None and arm.plan.predicted is not None
+    workload = arm.plan.workload
+    assert (workload.n_prompt, workload.n_gen, workload.n_past) == (16, 4, 400)
     shallow, deep, prompt, token = (arm.predicted[test.label] for test in tests)
     assert deep["ttft_s"] > shallow["ttft_s"] > 0 and deep["tpot_s"] > shallow["tpot_s"] > 0
-    assert deep == pytest.approx(arm.plan["predicted"]), "what it was made for"
+    assert deep == pytest.approx(asdict(arm.plan.predicted)), "what it was made for"
     assert prompt["ttft_s"] == pytest.approx(shallow["ttft_s"]) and prompt["tpot_s"] == 0
     assert token["ttft_s"] == 0 < token["total_s"] == pytest.approx(4 * token["tpot_s"])
 

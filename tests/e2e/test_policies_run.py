@@ -289,8 +289,8 @@ def test_arms_of_a_bench_may_be_these_policies(models: Path) -> None:
     assert stock.stock is not None and fit.plan is not None and hetegen.plan is not None
     on_device = expected_on_device(placer.operators, placer.model.n_layer, stock.stock)
     assert set(on_device.values()) == {True, False}
-    assert on_device == {row["name"]: row["gg"] == 1 for row in fit.plan["operators"]}
-    assert (fit.plan["policy"], hetegen.plan["policy"]) == ("fit", "hetegen")
+    assert on_device == {row.name: row.gg == 1 for row in fit.plan.operators}
+    assert (fit.plan.policy, hetegen.plan.policy) == ("fit", "hetegen")
 
 
 def test_an_arm_with_hot_experts_is_read_back_by_their_share(models: Path) -> None:
@@ -298,5 +298,6 @@ def test_an_arm_with_hot_experts_is_read_back_by_their_share(models: Path) -> No
     tests = (BenchTest(16, 256),)
     spec = ArmMaker(placer, shared_setting(placer, tests), tests).make("experts")
     shares = expected_shares(spec, placer.operators, placer.model.n_layer)
-    hot = next(row for row in Plan.from_json(dict(spec.plan or {}), "the arm").operators if row.hot_experts)
+    assert spec.plan is not None
+    hot = next(row for row in spec.plan.operators if row.hot_experts)
     assert shares[hot.name] == pytest.approx(len(hot.hot_experts) / 8)

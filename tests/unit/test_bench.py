@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import some_plan
 
 from oallama.bench.ab import SEARCH_GEN, Bench, measure_briefly, run_bench
 from oallama.bench.arms import ArmMaker
@@ -20,7 +21,7 @@ from oallama.bench.schedule import MAX_DRIFT
 from oallama.bench.verify import problems, same_as
 from oallama.cli.bench import ResultOptions
 from oallama.core.errors import DeviceError, OutOfTime, UsageError
-from oallama.core.types import Operator, StockOptions
+from oallama.core.types import Operator, OperatorPlacement, StockOptions, Workload
 from oallama.device.load_params import LoadSettings
 from oallama.run.fit import shrink_until_fits
 from oallama.run.stock import Cap, StockPlacement, expected_on_device, expert_overrides, operator_bytes_on_device
@@ -71,9 +72,8 @@ def stock(name, n_gpu_layers, cap=Cap(), **changes):  # noqa: B008 - frozen
 
 
 def planned(shares, n_ubatch=512):
-    rows = [{"name": n, "gg": shares.get(n, 0.0), "cg": 0.0, "cc": 1 - shares.get(n, 0.0)} for n in NAMES]
-    plan = {"operators": rows, "workload": {"n_ubatch": n_ubatch}, "n_gpu_layers": 0}
-    return ArmSpec("oato", SETTING, plan=plan, plan_fingerprint="f" * 64)
+    rows = [OperatorPlacement(n, gg=shares.get(n, 0.0), cg=0.0, cc=1 - shares.get(n, 0.0)) for n in NAMES]
+    return ArmSpec("oato", SETTING, plan=some_plan(rows, workload=Workload(64, 16, 256, n_ubatch)))
 
 
 CPU, NGL, THIRD = stock("stock-cpu", 0), stock("stock-ngl", 99), stock("third", 2)
