@@ -11,7 +11,7 @@ from oallama.core.types import DeviceInfo, ModelInfo, Operator
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import can_split
 from oallama.model.cut import cut_extent, cut_step
-from oallama.report.table import WIDTH, Table, in_lines, table
+from oallama.report.table import Table, in_lines, table
 from oallama.report.text import model_title, percent, plural, printable, ranges_text, shape_text
 from oallama.stores.stored import DescribedModel, Fault
 
@@ -62,7 +62,7 @@ def operator_table(operators: Sequence[Operator], every_row: bool = False) -> Ta
             (printable(o.name), o.op, printable(o.type), shape_text(o.shape), format_bytes(o.bytes), _active(o))
             for o in operators
         ]
-        return table("", "operator |op |type |>shape |>bytes |>active", rows, footer, WIDTH)
+        return table("", "operator |op |type |>shape |>bytes |>active", rows, footer)
     groups: dict[tuple[object, ...], list[Operator]] = {}
     for o in operators:
         groups.setdefault((o.role, o.op, o.type, o.shape, o.active_fraction), []).append(o)
@@ -80,7 +80,7 @@ def operator_table(operators: Sequence[Operator], every_row: bool = False) -> Ta
         )
         for group in groups.values()
     ]
-    return table("", "role |layers |>count |op |type |>shape |>bytes |>share |>active", grouped, footer, WIDTH)
+    return table("", "role |layers |>count |op |type |>shape |>bytes |>share |>active", grouped, footer)
 
 
 def _active(operator: Operator) -> str:
@@ -107,7 +107,7 @@ def devices_table(devices: Iterable[DeviceInfo], footer: Sequence[str] = ()) -> 
         for d in devices
     ]
     headings = "name |type |backend |>memory |>free |async |host buffer |events |description"
-    return table("", headings, rows, footer, WIDTH)
+    return table("", headings, rows, footer)
 
 
 def models_document(models: Iterable[DescribedModel], faults: Iterable[Fault]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.plan.plan import Plan
 from oallama.report.inspect import model_document
 from oallama.report.slices import slices_table, streams_of, weights_on_device
-from oallama.report.table import WIDTH, Table, table
+from oallama.report.table import Table, table
 from oallama.report.text import (
     TIMES,
     device_name,
@@ -185,7 +185,7 @@ def affinity_tables(report: AffinityReport, every_row: bool = False) -> tuple[Ta
              affinity_text(o))
             for o in run_report.operators
         ]  # fmt: skip
-        return (table(_title(report), f">rank |operator |{place_headings} |{times}", rows, width=WIDTH),)
+        return (table(_title(report), f">rank |operator |{place_headings} |{times}", rows),)
     folded = fold(run_report.operators, ranked, place_of)
     names_of = [
         (line.backend, *([line.ranked] if line.ranked else []), printable(line.role), printable(line.type))
@@ -201,8 +201,8 @@ def affinity_tables(report: AffinityReport, every_row: bool = False) -> tuple[Ta
     )
     footer = (_folded_text(report, folded),)
     return (
-        table(_title(report), f"{place_headings} |operator |type |>bytes |{times}", numbers, footer, WIDTH),
-        table("Which operators", f"{place_headings} |operator |type |>count |layers |ranks", lists, width=WIDTH),
+        table(_title(report), f"{place_headings} |operator |type |>bytes |{times}", numbers, footer),
+        table("Which operators", f"{place_headings} |operator |type |>count |layers |ranks", lists),
     )
 
 
@@ -301,7 +301,7 @@ def memory_table(report: AffinityReport) -> Table:
     ]
     rows = [(name, f"{n_bytes / MIB:,.2f}", f"{n_bytes:,}") for name, n_bytes in entries]
     footer = (f"Operators: {weights_text(*weights_on_device(report.weights))} on the card.",)
-    return table(f"Memory of {printable(report.device)}", "item |>MiB |>bytes", rows, footer, WIDTH)
+    return table(f"Memory of {printable(report.device)}", "item |>MiB |>bytes", rows, footer)
 
 
 def devices_table(report: AffinityReport) -> Table:
@@ -318,7 +318,7 @@ def devices_table(report: AffinityReport) -> Table:
         )
     footer = (f"Operators: {weights_text(*weights_on_device(report.weights))} on the cards.",)
     headings = " |>".join(("device |layers", *items))
-    return table("Devices: layers, and memory in MiB", headings, rows, footer, WIDTH)
+    return table("Devices: layers, and memory in MiB", headings, rows, footer)
 
 
 def range_text(begin: int, end: int, n_layer: int) -> str:
@@ -345,7 +345,7 @@ def times_by_device(report: AffinityReport) -> Table:
         rows.append(cells)
     cpu, card, transfers = TIMES
     columns = "".join(f" |>{card} {n} |>{transfers} {n} |>saved {n}" for n in range(len(report.devices)))
-    return table("Times by device", f"operator |type |>{cpu}{columns}", rows, width=WIDTH)
+    return table("Times by device", f"operator |type |>{cpu}{columns}", rows)
 
 
 def report_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
@@ -447,7 +447,7 @@ def compared_table(report: AffinityReport) -> Table:
     workload = report.plan.workload
     title = f"What it gains, predicted for {workload.n_prompt:,} + {workload.n_gen:,} tokens"
     headings = "placement |>whole run |>× the last |>first token |>per token |>rate"
-    return table(title, headings, rows, width=WIDTH)
+    return table(title, headings, rows)
 
 
 #

@@ -13,7 +13,7 @@ from oallama.device.machines import Machine
 from oallama.plan.plan import Plan
 from oallama.planner.simulate import KINDS, RESOURCES, Activity, PhaseTimeline, Simulation
 from oallama.report import svg
-from oallama.report.table import WIDTH, Table, table
+from oallama.report.table import Table, table
 from oallama.report.text import device_name, model_title
 
 MICRO = 1e6
@@ -127,8 +127,8 @@ def simulate_tables(model: ModelInfo, plan: Plan, machine: Machine | None, simul
         f"{figure}: {source}." for figure, source in sources
     ]
     return [
-        table(title, "busy |>prompt |>token", busy, (times,), WIDTH),
-        table("Parts (some run at the same time):", "stream |what |>prompt |>token", part_rows, footer, WIDTH),
+        table(title, "busy |>prompt |>token", busy, (times,)),
+        table("Parts (some run at the same time):", "stream |what |>prompt |>token", part_rows, footer),
     ]
 
 

@@ -10,7 +10,7 @@ from oallama.core.types import Operator, OperatorPlacement
 from oallama.core.units import format_bytes
 from oallama.device.spec import device_texts
 from oallama.plan.plan import Plan
-from oallama.report.table import WIDTH, Table, table
+from oallama.report.table import Table, table
 from oallama.report.text import CUT, CUT_MEANS, device_name, printable, ranges_text
 
 Weights = Iterable[tuple[Operator | Affinity, OperatorPlacement]]
@@ -75,4 +75,4 @@ def slices_table(rows: Sequence[Affinity]) -> Table | None:
     footer = [CUT_MEANS]
     if any(row.placement.hot_experts for row in rows):
         footer.append("Experts: the number of whole experts on the card, the most used; the CPU computes the others.")
-    return table("Split operators", f"operator |type |>count |>bytes |>{CUT} |layers", cells, footer, WIDTH)
+    return table("Split operators", f"operator |type |>count |>bytes |>{CUT} |layers", cells, footer)

@@ -24,13 +24,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells are finished text; each row has one per column."""
+    """Cells are finished text; each row has one per column. As plain text it keeps to WIDTH where words and numbers let
+    it: long cells wrap."""
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     footer: tuple[str, ...] = ()  # sentences below the table
-    width: int | None = None  # in characters, that plain text keeps to where words and numbers let it: long cells wrap
 
     @property
     def layout(self) -> tuple[int, list[int]]:
@@ -39,23 +39,19 @@ class Table:
         cells = [(column.heading, *texts) for column, *texts in zip(self.columns, *self.rows, strict=True)]
         widths = [max(map(len, texts)) for texts in cells]
         gaps = len(widths) - 1
-        if self.width is None or sum(widths) + 2 * gaps <= self.width:
+        if sum(widths) + 2 * gaps <= WIDTH:
             return 2, widths
         least = [
             max(len(word) for text in texts for word in (column.heading, *text.split()))
             if column.align == "left" else width
             for column, texts, width in zip(self.columns, cells, widths, strict=True)
         ]  # fmt: skip
-        while sum(widths) + gaps > self.width:
+        while sum(widths) + gaps > WIDTH:
             room, index = max((w if w > low else 0, i) for i, (w, low) in enumerate(zip(widths, least, strict=True)))
             if not room:
                 break
             widths[index] -= 1
         return 1, widths
-
-    def lines_of(self, sentence: str) -> list[str]:
-        """A sentence above or below the table in lines of its width."""
-        return in_lines(sentence, self.width) if self.width else [sentence]
 
 
 def in_lines(text: str, width: int = WIDTH) -> list[str]:
@@ -63,9 +59,7 @@ def in_lines(text: str, width: int = WIDTH) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def table(
-    title: str, headings: str, rows: Iterable[Sequence[str]], footer: Sequence[str] = (), width: int | None = None
-) -> Table:
+def table(title: str, headings: str, rows: Iterable[Sequence[str]], footer: Sequence[str] = ()) -> Table:
     """Build a Table; `headings` are words separated by `|`, a leading `>` leans the column right."""
     columns = tuple(
         Column(heading.strip().removeprefix(">"), "right" if heading.strip().startswith(">") else "left")
@@ -75,7 +69,7 @@ def table(
     for row in cells:
         if len(row) != len(columns):
             raise ValueError(f"table {title!r}: a row has {len(row)} cells for {len(columns)} columns")
-    return Table(title, columns, cells, tuple(footer), width)
+    return Table(title, columns, cells, tuple(footer))
 
 
 def plain(t: Table, style: Callable[[str, bool], str] = lambda text, is_heading: text) -> str:
@@ -91,7 +85,7 @@ def plain(t: Table, style: Callable[[str, bool], str] = lambda text, is_heading:
             padded.append(blanks + text if column.align == "right" else text + blanks)
         return gap.join(padded).rstrip()
 
-    lines = [style(title_line, True) for title_line in t.lines_of(t.title)] if t.title else []
+    lines = [style(title_line, True) for title_line in in_lines(t.title)] if t.title else []
     lines += [line([column.heading for column in t.columns], True), gap.join("-" * width for width in widths)]
     for row in t.rows:
         wrapped = (
@@ -99,5 +93,5 @@ def plain(t: Table, style: Callable[[str, bool], str] = lambda text, is_heading:
         )
         lines += [line(cells) for cells in zip_longest(*wrapped, fillvalue="")]
     for sentence in t.footer:
-        lines += t.lines_of(sentence)
+        lines += in_lines(sentence)
     return "\n".join(lines) + "\n"

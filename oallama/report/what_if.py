@@ -11,7 +11,7 @@ from oallama.device.card import Host
 from oallama.planner.placement import VerifiedPlan, n_gpu_layers
 from oallama.planner.pure_plan import WhatIf
 from oallama.report.operators import step_text
-from oallama.report.table import WIDTH, Table, table
+from oallama.report.table import Table, table
 from oallama.report.text import model_title, rate_text, three_digits
 
 CLAIM = "predicted from published rates of the cards, not measured"
@@ -132,7 +132,6 @@ def what_if_table(
         "card |>memory |options |>prompt |>oallama |>tokens/s |>oallama |>gain",
         cells,
         footer,
-        WIDTH,
     )
 
 

@@ -116,6 +116,7 @@ def test_what_was_measured_is_kept_and_not_measured_again(matrix, monkeypatch, c
     with pytest.raises(KeyboardInterrupt):
         exit_code(["bench", "--matrix", "m.toml"])
     out, told = capsys.readouterr()
+    out = " ".join(out.split())  # lines are wrapped
     assert "3 are not measured yet" in out and "the worker is gone" in out and "2.00 (2.00..2.00)" in out
     assert [line for line in told.splitlines() if line.startswith("[")] == []  # no terminal, no progress
     first = asked[0]

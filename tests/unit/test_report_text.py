@@ -72,8 +72,8 @@ def test_ranges_name_exactly_the_numbers(numbers):
             "Title\nname    bytes\n------  -----\na           1\nlonger   1000\nA sentence.\n",
         ),
         (
-            plain(table("A title of it", "one |two", [("12345", "6789")], ["A sentence here."], width=10)),
-            "A title of\nit\none   two\n----- ----\n12345 6789\nA sentence\nhere.\n",
+            plain(table("t" * 79 + " it", "one |two", [("w" * 72 + " x y", "6789")], ["s" * 78 + " here."])),
+            f"{'t' * 79}\nit\none{' ' * 73}two\n{'-' * 75} ----\n{'w' * 72} x  6789\ny\n{'s' * 78}\nhere.\n",
         ),
     ],
 )
