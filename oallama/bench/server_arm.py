@@ -38,9 +38,15 @@ IDLE_S = 0.3  # until an emulated card that has nothing to do leaves its core to
 
 
 def server_plan(placer: Placer, spec: ArmSpec, n_parallel: int = 1) -> Plan:
-    """The plan to start an arm's llama-server with: the arm's plan, or its stock options as a plan."""
+    """The plan to start an arm's llama-server with: the arm's plan, with the context and KV cache of all arms, or its
+    stock options as a plan."""
     load = spec.setting.load
-    if (plan := spec.plan) is None:
+    if (plan := spec.plan) is not None:
+        attention = load.attention
+        if attention.flash_attn == "auto" and plan.attention is not None:
+            attention = replace(attention, flash_attn=plan.attention.flash_attn)
+        plan = replace(plan, workload=replace(plan.workload, n_ctx=load.n_ctx), attention=attention)
+    else:
         assert spec.stock is not None
         workload = placer.workload(1, 1, load.n_ctx, load.n_ubatch)
         if (draft := spec.draft) is not None and draft.kind == "draft-mtp":

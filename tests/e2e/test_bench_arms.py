@@ -30,6 +30,7 @@ from oallama.bench.arms import STOCK_BEST, STOCK_NCMOE, ArmMaker
 from oallama.bench.prepare import shared_setting
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Setting
+from oallama.bench.server_arm import server_plan
 from oallama.bench.verify import configuration, problems
 from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError, UsageError
 from oallama.core.types import Attention, Operator, StockOptions
@@ -411,7 +412,11 @@ def test_a_plan_for_another_kv_cache_than_that_of_the_arms_is_noted(model: Path)
     plan, its_own = (each.plan("cpu", n_prompt=16, n_gen=4, measure=False) for each in (other, placer))
     maker = ArmMaker(placer, shared_setting(placer, (PP,)), (PP,))
     note = "planned for a KV cache of q8_0 and f16, but all arms run with -ctk f16 -ctv f16"
-    assert note in maker.of_plan("other", plan).notes and note not in maker.of_plan("its own", its_own).notes
+    spec = maker.of_plan("other", plan)
+    assert note in spec.notes and note not in maker.of_plan("its own", its_own).notes
+    in_server = server_plan(placer, spec)
+    assert in_server.attention == Attention("on"), "so do arms in llama-server"
+    assert in_server.workload.n_ctx == spec.setting.load.n_ctx != plan.workload.n_ctx
 
 
 def test_where_tuning_says_stock_the_very_configuration_of_the_stock_arm_is_loaded(moe: Path) -> None:
