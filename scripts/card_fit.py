@@ -219,7 +219,9 @@ def read_tables(paths: Iterable[Path]) -> list[PublishedRun]:
             rows = csv.DictReader(file)
             try:
                 runs += [_run(row) for row in rows if row.get("Status") in (None, "SUCCESS")]
-            except (KeyError, TypeError, ValueError, csv.Error) as error:
+            except KeyError as error:
+                raise UsageError(f"{path} has no column {error.args[0]}") from None
+            except (TypeError, ValueError, csv.Error) as error:
                 raise UsageError(f"{path}, line {rows.line_num} is not a run: {error}") from None
     if not runs:
         raise UsageError("the tables have no completed run")

@@ -175,6 +175,7 @@ def test_real_card_fits_predicts_and_says_what_is_wrong_with_a_table(tmp_path, m
         (a_run.replace("900,5", "900,0"), MODELS, "runs.csv, line 2 is not a run: a number is out of range"),
         (a_run.replace("900,5", "900,nan"), MODELS, "a number is out of range"),
         (f"{HEAD}\n", MODELS, "no completed run"),
+        (a_run.replace("Context", "Ctx"), MODELS, "runs.csv has no column Context"),
         (a_run, MODELS.replace("Q6_K", "Q6"), "sparse is not described: 'Q6' is not a ggml type"),
         (a_run, MODELS.replace("n_head_kv = 2", "n_head_kv = 3"), "multiple of n_head_kv"),
         (a_run, MODELS.replace("n_expert_used = 2\n", ""), "n_expert_used must be from 1 to n_expert"),
