@@ -2,9 +2,8 @@
 HeteGen's scheduler (section 4.5) and FlexGen's shares of weights have in common.
 
 A module is what is moved at once: a linear operator, a whole FFN where its gate, up and down are cut at the same
-element (both sides go on with their own part), or an operator that cannot be cut. What lies outside the layers, the
-output, is no module: it is on the device before all others, or on the CPU. TwinPilots (twinpilots.py) takes the same
-modules, and chooses by itself which lie where.
+element (both sides go on with their own part), or an operator that is not cut, such as the output. TwinPilots
+(twinpilots.py) takes the same modules, and chooses by itself which lie where.
 """
 
 from __future__ import annotations
@@ -12,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from oallama.core.types import Operator, Phase
 from oallama.cost.slices import BlockType, Cut
-from oallama.cost.whole import Costs, placement_seconds
 from oallama.planner.affinity import fill
-from oallama.planner.placement import Placement, operators_on_cpu
+from oallama.planner.placement import Placement, operators_on_cpu, placed_whole
 from oallama.planner.policies.registry import PolicyInputs
 from oallama.planner.problem import Problem, costs_of
 from oallama.planner.slicer import Slicer
@@ -38,33 +35,28 @@ class Module:
 CutOf = Callable[[BlockType], Cut]
 
 
-def modules_in(problem: Problem, inputs: PolicyInputs, cut_of: CutOf) -> tuple[Slicer, Placement, tuple[Module, ...]]:
-    """(prices of cut blocks, the placement without operators on the device, the modules that may go there)."""
-    slicer, base = inputs.slicer(inputs.workload), operators_on_cpu(len(problem.operators), inputs.first_device_layer)
-    return slicer, base, modules(slicer, costs_of(problem, inputs.workload, "decode"), problem.operators, base, cut_of)
-
-
-def modules(
-    slicer: Slicer, costs: Costs, operators: Sequence[Operator], base: Placement, cut_of: CutOf
-) -> tuple[Module, ...]:
-    """List what may go to the device beside `base`, in graph order. costs: of one token; cut_of: from a linear
-    operator, as a block by itself, to its cut."""
+def modules_in(problem: Problem, inputs: PolicyInputs, cut_of: CutOf) -> tuple[Slicer, tuple[Module, ...]]:
+    """(prices of cut blocks, what may go to the device in graph order). cut_of: from a linear operator, as a block by
+    itself, to its cut."""
+    operators, slicer = problem.operators, inputs.slicer(inputs.workload)
+    nothing = operators_on_cpu(len(operators), inputs.first_device_layer)
     cuts = {
         block.operators[0]: cut_of(slicer.fastest(block.types))
-        for block in slicer.blocks(base, cuts=range(len(operators)))
+        for block in slicer.blocks(nothing, cuts=range(len(operators)))
     }
     by_first: dict[int, Module] = {}
-    for block in slicer.blocks(base, cuts=[cuts.get(i) for i in range(len(operators))]):
+    for block in slicer.blocks(nothing, cuts=[cuts.get(i) for i in range(len(operators))]):
         members, kind = block.operators, slicer.fastest(block.types)
         layer = operators[members[0]].layer
         if layer is not None:
             cut = (kind, cuts[members[0]])
             by_first[members[0]] = Module(members, layer, kind.block.bytes, kind.gemms.cpu_s(1.0, 1), cut)
     in_modules = {i for module in by_first.values() for i in module.operators}
-    for i, (operator, cost) in enumerate(zip(operators, costs.operators, strict=True)):
-        if i not in in_modules and not base.on_device[i] and cost.t_gpu_s is not None:
+    of_token = costs_of(problem, inputs.workload, "decode").operators
+    for i, (operator, cost) in enumerate(zip(operators, of_token, strict=True)):
+        if i not in in_modules and cost.t_gpu_s is not None:
             by_first[i] = Module((i,), operator.layer, operator.bytes, cost.t_cpu_s, None)
-    return tuple(by_first[i] for i in sorted(by_first))
+    return slicer, tuple(by_first[i] for i in sorted(by_first))
 
 
 def place_in_order(
@@ -75,11 +67,11 @@ def place_in_order(
     order: from modules to their indices. Only modules of layers whose norms and KV are on the device may be whole. A
     module whose part does not fit a slot of the ring stays whole on the CPU.
     """
-    slicer, base, modules = modules_in(problem, inputs, cut_of)
-    (all_bytes, weights_bytes), costs = inputs.cut_bytes(), inputs.costs
+    slicer, modules = modules_in(problem, inputs, cut_of)
+    all_bytes, weights_bytes = inputs.cut_bytes()
     candidates = _with_slots(slicer, modules, all_bytes)
-    layers = costs.graph.operator_layer
-    ranked = [i for i in order(modules) if layers[candidates[i].operators[0]] >= base.first_device_layer]
+    layers = inputs.costs.graph.operator_layer
+    ranked = [i for i in order(modules) if layers[candidates[i].operators[0]] >= inputs.first_device_layer]
     sizes = [module.bytes for module in candidates]
 
     staging, needed = -1, 0
@@ -89,7 +81,7 @@ def place_in_order(
         needed = staging_of(slicer, [module for i, module in enumerate(candidates) if i not in chosen])
         if sum(sizes[i] for i in chosen) + needed <= all_bytes:
             break
-    placement = placed_modules(slicer, candidates, chosen, base, costs, inputs.request.phase, needed)
+    placement = placed_modules(slicer, inputs, candidates, chosen, needed)
     unsplit = [
         m.operators for i, m in enumerate(candidates) if i not in chosen and m.cut is not None and m.cut[1].is_uncut
     ]
@@ -101,19 +93,12 @@ def place_in_order(
 
 
 def placed_modules(
-    slicer: Slicer,
-    candidates: Sequence[Module],
-    chosen: Collection[int],
-    base: Placement,
-    costs: Costs,
-    phase: Phase,
-    staging: int,
+    slicer: Slicer, inputs: PolicyInputs, candidates: Sequence[Module], chosen: Collection[int], staging: int
 ) -> Placement:
-    """These modules whole on the device beside `base`, and the others as they are cut; staging: bytes that takes."""
+    """These modules whole on the device, and the others as they are cut; staging: bytes that takes."""
     chosen_operators = {i for n in chosen for i in candidates[n].operators}
-    on_device = tuple(whole or i in chosen_operators for i, whole in enumerate(base.on_device))
-    seconds = placement_seconds(costs, on_device, base.first_device_layer)
-    whole = Placement.whole(on_device, base.first_device_layer, seconds, 1)
+    on_device = [i in chosen_operators for i in range(len(inputs.costs.operators))]
+    whole = placed_whole(inputs.costs, on_device, inputs.first_device_layer)
     cuts = {m.operators: m.cut[1] for i, m in enumerate(candidates) if i not in chosen and m.cut is not None}
     if all(cut.is_uncut for cut in cuts.values()):
         return whole
@@ -122,7 +107,7 @@ def placed_modules(
     cut_blocks = [
         (kind, cuts.get(block.operators, kind.all_host)) for block in blocks for kind in [slicer.fastest(block.types)]
     ]
-    return slicer.placed(whole, slicer.priced(blocks, cut_blocks, staging=staging), phase)
+    return slicer.placed(whole, slicer.priced(blocks, cut_blocks, staging=staging), inputs.request.phase)
 
 
 def _with_slots(slicer: Slicer, candidates: Sequence[Module], budget: int) -> Sequence[Module]:

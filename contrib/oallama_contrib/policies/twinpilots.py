@@ -22,7 +22,6 @@ from typing import Any
 
 from oallama.core.errors import UsageError
 from oallama.core.units import format_seconds
-from oallama.cost.whole import Costs
 from oallama.planner.placement import Placement, all_on_cpu
 from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import Problem
@@ -152,28 +151,26 @@ def _evenly(count: Counts) -> Iterator[int]:
 )  # fmt: skip
 def twinpilots(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
     """The modules on the sides of the least makespan, which the placement's notes say."""
-    costs, (slicer, base, modules) = inputs.costs, modules_in(problem, inputs, streamed)
-    makespan = module_makespan(slicer, modules, costs, base.first_device_layer, *inputs.cut_bytes())
+    slicer, modules = modules_in(problem, inputs, streamed)
+    makespan = module_makespan(slicer, inputs, modules)
     if makespan is None or set(makespan.sides) == {CPU}:
-        yield all_on_cpu(costs)
+        yield all_on_cpu(inputs.costs)
         return
     assigned = [
         module if side == STREAMED or module.cut is None else on_cpu(module)
         for module, side in zip(modules, makespan.sides, strict=False)
     ]
     residents = [i for i, side in enumerate(makespan.sides) if side == RESIDENT]
-    phase, staging = inputs.request.phase, staging_of(slicer, assigned)
-    placement = placed_modules(slicer, assigned, residents, base, costs, phase, staging)
+    placement = placed_modules(slicer, inputs, assigned, residents, staging_of(slicer, assigned))
     yield replace(placement, notes=(_note(makespan, placement.seconds),))
 
 
-def module_makespan(
-    slicer: Slicer, modules: Sequence[Module], costs: Costs, first_device_layer: int, budget: int, weights_budget: int
-) -> Makespan | None:
+def module_makespan(slicer: Slicer, inputs: PolicyInputs, modules: Sequence[Module]) -> Makespan | None:
     """The least makespan of the modules, which come first in it, and of what always stays on the host. The larger what
     may be streamed, the less may stay. None: not even nothing that is streamed fits."""
     in_modules = {i for module in modules for i in module.operators}
-    of_host = [Operation(0, cost.t_cpu_s, inf, inf) for i, cost in enumerate(costs.operators) if i not in in_modules]
+    operators, (budget, weights_budget) = inputs.costs.operators, inputs.cut_bytes()
+    of_host = [Operation(0, cost.t_cpu_s, inf, inf) for i, cost in enumerate(operators) if i not in in_modules]
     sizes = [0 if module.cut is None else staging_of(slicer, [module]) for module in modules]
     best: Makespan | None = None
     for largest in sorted({0, *sizes}):
@@ -184,18 +181,16 @@ def module_makespan(
         if staging > max(0, budget):
             break
         operations = [
-            _operation(slicer, costs, module, may, first_device_layer)
-            for module, may in zip(modules, may_be_streamed, strict=True)
+            _operation(slicer, inputs, module, may) for module, may in zip(modules, may_be_streamed, strict=True)
         ]
         makespan = least_makespan([*operations, *of_host], min(budget - staging, weights_budget))
         best = makespan if best is None else min(best, makespan, key=lambda candidate: candidate.seconds)
     return best
 
 
-def _operation(
-    slicer: Slicer, costs: Costs, module: Module, may_be_streamed: bool, first_device_layer: int
-) -> Operation:
-    """A module over the passes of `costs`: gpu_i with loading, and without."""
+def _operation(slicer: Slicer, inputs: PolicyInputs, module: Module, may_be_streamed: bool) -> Operation:
+    """A module over the passes of the workload: gpu_i with loading, and without."""
+    costs = inputs.costs
     costs_of_module = [costs.operators[i] for i in module.operators]
     device_s = sum(cost.t_gpu_s for cost in costs_of_module if cost.t_gpu_s is not None)
     loaded_s = 0.0
@@ -209,7 +204,7 @@ def _operation(
         module.bytes,
         sum(cost.t_cpu_s for cost in costs_of_module),
         device_s + loaded_s if may_be_streamed else inf,
-        device_s if layer >= first_device_layer else inf,
+        device_s if layer >= inputs.first_device_layer else inf,
     )
 
 
