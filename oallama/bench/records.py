@@ -120,13 +120,13 @@ class LoadReport:
 class Round:
     """One palindrome A B C C B A of a test: for every arm its two samples, in time order.
 
-    drift: how much the machine's speed changed meanwhile (stats.round_drift). n_repeated: number of arms that had a
-    fault and were measured again.
+    drift: how much the machine's speed changed meanwhile (stats.round_drift). replaced: for every arm the samples with
+    a fault that were measured again.
     """
 
     samples: tuple[tuple[Sample, ...], ...]
     drift: float
-    n_repeated: int = 0
+    replaced: tuple[tuple[Sample, ...], ...] = ()
 
     @property
     def fault(self) -> str:
@@ -147,8 +147,10 @@ class Series:
         return [sample for round_ in self.kept for sample in round_.samples[arm]]
 
     def unused(self, arm: int) -> list[Sample]:
-        """The samples of an arm in discarded rounds."""
-        return [sample for round_ in self.discarded for sample in round_.samples[arm]]
+        """All others of an arm: of discarded rounds, and those with a fault that were replaced."""
+        rounds = (*self.discarded, *self.kept)
+        discarded = [sample for round_ in self.discarded for sample in round_.samples[arm]]
+        return discarded + [sample for round_ in rounds if round_.replaced for sample in round_.replaced[arm]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,24 +73,26 @@ def unsteady(series: Series) -> int:
 
 def _round(n_arms: int, tests: Sequence[BenchTest], visit: Visit) -> dict[BenchTest, Round]:
     """Measure one round."""
-    arms = range(n_arms)
+    arms = list(range(n_arms))
     forth = {arm: visit(arm, tests) for arm in arms}
     back = {arm: visit(arm, tests) for arm in reversed(arms)}
-    samples = {test: [(forth[arm][test], back[arm][test]) for arm in arms] for test in tests}
-    repeated: set[int] = set()
+    samples = {test: {arm: (forth[arm][test], back[arm][test]) for arm in arms} for test in tests}
+    replaced: dict[BenchTest, dict[int, tuple[Sample, ...]]] = {test: {} for test in tests}
     for _ in range(REPAIRS):
         late = [arm for arm in arms if any(sample.fault for by_arm in samples.values() for sample in by_arm[arm])]
-        if len(late) == n_arms:
+        if len(late) == len(arms):
             break
         for arm in late:
             first, second = visit(arm, tests), visit(arm, tests)
             for test, by_arm in samples.items():
+                replaced[test][arm] = (*replaced[test].get(arm, ()), *by_arm[arm])
                 by_arm[arm] = (first[test], second[test])
-        repeated.update(late)
-    return {
-        test: Round(tuple(by_arm), round_drift([(a.seconds, b.seconds) for a, b in by_arm]), len(repeated))
-        for test, by_arm in samples.items()
-    }
+    rounds = {}
+    for test, by_arm in samples.items():
+        drift = round_drift([(first.seconds, second.seconds) for first, second in by_arm.values()])
+        others = tuple(replaced[test].get(arm, ()) for arm in arms)
+        rounds[test] = Round(tuple(by_arm[arm] for arm in arms), drift, others if any(others) else ())
+    return rounds
 
 
 def filled_up(series: Series, n_rounds: int) -> Series:

@@ -66,7 +66,7 @@ def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
             warnings.append(f"{label}: {_repeated(changed, 'round')} because the machine's speed changed")
         if faults := [round_.fault for round_ in measured.discarded if round_.fault]:
             warnings.append(f"{label}: {plural(len(faults), 'round')} discarded: {faults[-1]}")
-        if again := sum(round_.n_repeated for round_ in measured.kept):
+        if again := sum(sum(map(bool, round_.replaced)) for round_ in measured.kept):
             warnings.append(f"{label}: {_repeated(again, 'disturbed sample')}")
         late = [s for round_ in measured.kept for pair in round_.samples for s in pair if s.late_share is not None]
         if late:

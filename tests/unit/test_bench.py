@@ -280,7 +280,8 @@ def test_an_arm_with_a_fault_is_measured_again_at_the_end_of_its_block():
     (made,) = result.series
     (round_,) = made.kept
     assert not round_.fault and not made.discarded and [len(pair) for pair in round_.samples] == [2, 2, 2]
-    assert round_.n_repeated == 1
+    assert [bool(sample.fault) for sample in made.unused(1)] == [False, True, True, False]
+    assert made.unused(0) == made.unused(2) == []
     assert result.warnings == ("pp64: 1 disturbed sample was repeated",)
 
 
