@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise, product
 from pathlib import Path
@@ -332,6 +333,25 @@ def test_two_cards_share_what_neither_holds_and_each_fits() -> None:
     alone = [world.plan("oato") for world in each]
     assert found.predicted is not None
     assert found.predicted.total_s < min(one.predicted.total_s for one in alone if one.predicted)
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_cards_that_no_placement_fits_are_left_alone_unless_they_are_required(required: bool) -> None:
+    """Weights that move to the host need as much memory on the device again."""
+    each = two(0.6, 0.5)
+    problem = problem_over(each)
+
+    def full(load: LoadBytes) -> LoadBytes:
+        return replace(load, compute=int(0.9 * load.device_free) + 1 - load.weights_gpu - load.kv)
+
+    def taken(workload: Workload, placement: Placement) -> LoadBytes:
+        load = problem.no_alloc_load(workload, placement)
+        return replace(load, devices=tuple(map(full, load.devices)))
+
+    request = Request(LONG, ranges, required=required)
+    with pytest.raises(DoesNotFit) if required else nullcontext():
+        found = ranges.place(replace(problem, no_alloc_load=taken), request)
+        assert found.policy == "cpu" and not found.placement.uses_device(DEEP.n_layer)
 
 
 def test_a_card_that_slows_gets_no_layer() -> None:

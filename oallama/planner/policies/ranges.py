@@ -42,7 +42,7 @@ Propose = Callable[[WholeRanges, Sequence[DeviceMemory]], Placement]
 
 def best_over(problem: Problem, request: Request) -> VerifiedPlan:
     """The fastest placement over the problem's devices that fits all of them, verified as by best_verified; on the CPU
-    if fewer than two devices would be used. Raises DoesNotFit if none fits."""
+    if fewer than two devices would be used. Raises DoesNotFit if none fits and the request requires one."""
     empty_loads = [
         device.no_alloc_load(request.workload, operators_on_host(device, request.workload))
         for device in problem.devices
@@ -50,18 +50,16 @@ def best_over(problem: Problem, request: Request) -> VerifiedPlan:
     whole = _best(problem, request, empty_loads, lambda ranges, _: ranges.best())
     if whole is None:
         return on_cpu(problem, request.workload, request.phase)
-    try:
-        split = _best(problem, request, empty_loads, _Splits(problem, request, whole.placement))
-    except DoesNotFit:
-        return whole
+    optional = replace(request, required=False)
+    split = _best(problem, optional, empty_loads, _Splits(problem, request, whole.placement))
     return min(filter(None, (whole, split)), key=lambda candidate: candidate.placement.seconds)
 
 
 def _best(
     problem: Problem, request: Request, empty_loads: Sequence[LoadBytes], propose: Propose
 ) -> VerifiedPlan | None:
-    """The fastest proposal that fits; None if it uses fewer than two devices. empty_loads: of each device without
-    operators. Raises DoesNotFit."""
+    """The fastest proposal that fits; None if it uses fewer than two devices, or if none fits and the request does not
+    require one. empty_loads: of each device without operators. Raises DoesNotFit."""
     workload, n_layer = request.workload, problem.graph.n_layer
     costs = device_costs(problem, passes(workload, request.phase))
     corrected = [
@@ -88,7 +86,7 @@ def _best(
         ]
         if not any(learned):
             break
-    if best is not None:
+    if best is not None or not request.required:
         return best
     worst = min(range(len(problem.devices)), key=lambda i: last.memory.devices[i].spare)
     real = last.memory.devices[worst]
