@@ -10,8 +10,9 @@ Pure, except for the problem's no_alloc load, which tells what a placement takes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import DEFAULT_BATCH, Options
@@ -54,20 +55,31 @@ def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
     Raises UsageError if the policy cannot place the model, DoesNotFit if it needs the device and not even KV and
     compute buffers of one layer fit, in any mode.
     """
+    is_auto = request.policy is None
     verified_plans: list[VerifiedPlan] = []
     refused: list[DoesNotFit] = []
     for problem in problems:
+        n_ubatches = [n for n in request.n_ubatches if problem.allows(replace(request.workload, n_ubatch=n))]
+        mode_request = replace(request, required=not is_auto, n_ubatches=n_ubatches)
         candidates: list[PolicyPlan] = []
         try:
-            for policy, policy_request in _tries(problem, request, candidates):
-                candidates.append((policy, policy.place(problem, policy_request)))
+            for policy in _policies(problem, request.policy):
+                candidates.append((policy, policy.place(problem, mode_request)))
         except DoesNotFit as error:
             refused.append(error)
             continue
+        if is_auto and not request.quick and problem.profile.device != CPU_DEVICE:
+            candidates += _stock_options(problem, mode_request, min(map(_seconds, candidates)))
+        _, first = min(candidates, key=_seconds)
+        for promised_s, policy, larger in _larger_ubatches(problem, mode_request, candidates):
+            if promised_s >= min(map(_seconds, candidates)):
+                break
+            verified = policy.place(problem, larger)
+            if verified.workload == larger.workload and verified.placement.uses_device(problem.graph.n_layer):
+                candidates.append((policy, verified))
         policy, verified = min(candidates, key=_seconds)
-        if policy.caveat:
-            verified = replace(verified, notes=(*verified.notes, policy.caveat))
-        verified_plans.append(policy.finish(verified, request.policy is None))
+        notes = (*_raised_note(first, verified), *verified.notes, *filter(None, (policy.caveat,)))
+        verified_plans.append(policy.finish(replace(verified, notes=notes), is_auto))
     if not verified_plans:
         raise refused[0]
     return min(verified_plans, key=lambda verified: verified.predicted.total_s)
@@ -76,58 +88,54 @@ def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
 PolicyPlan = tuple[Policy, VerifiedPlan]
 
 
-def _tries(problem: Problem, request: Request, candidates: list[PolicyPlan]) -> Iterator[tuple[Policy, Request]]:
-    """Yield (policy, request) pairs to place next in one attention mode: the requested policy, or those of `auto`; then
-    larger micro-batches. The caller appends what it places to `candidates`."""
-    policy = request.policy
-    if problem.profile.device == CPU_DEVICE and (policy is None or not policy.is_given):
-        yield cpu_policy, request
-        return
-    n_ubatches = [n for n in request.n_ubatches if problem.allows(replace(request.workload, n_ubatch=n))]
-    request = replace(request, required=policy is not None, n_ubatches=n_ubatches)
-    for tried_policy in policies_of_auto(problem) if policy is None else (policy,):
-        yield tried_policy, request
-    if policy is None and not request.quick:
-        to_beat_s = min(map(_seconds, candidates))
-        configurations = most_promising(problem, request, n_ubatches=n_ubatches, most=1, to_beat_s=to_beat_s)
-        candidates += [(stock, replace(verified, policy=stock.name)) for verified in configurations]
-    yield from _with_larger_ubatches(problem, replace(request, required=False), candidates)
-
-
-def _with_larger_ubatches(
-    problem: Problem, request: Request, candidates: list[PolicyPlan]
-) -> Iterator[tuple[Policy, Request]]:
-    """Yield policies again with larger micro-batches, the most promising first, while one is predicted to win. Skips
-    policies that keep their micro-batch, placements whose micro-batch had to be lowered, and placements without a
-    device, which stream nothing."""
-    n_layer, (_, first) = problem.graph.n_layer, min(candidates, key=_seconds)
-    grow = [
-        (policy, verified) for policy, verified in candidates
-        if not policy.keeps_ubatch and verified.workload == request.workload
-        and verified.placement.uses_device(n_layer)
-    ]  # fmt: skip
-    promises = [
-        (seconds_in(problem, verified, n, request.phase), n, i)
-        for n in request.n_ubatches for i, (_, verified) in enumerate(grow)
-    ]  # fmt: skip
-    for promised_s, n_ubatch, i in sorted(promises):
-        if promised_s >= min(map(_seconds, candidates)):
-            return
-        larger = replace(request, workload=replace(request.workload, n_ubatch=n_ubatch))
-        yield grow[i][0], larger
-        policy, verified = candidates.pop()
-        if verified.workload == larger.workload and verified.placement.uses_device(n_layer):
-            gain = 1 - verified.placement.seconds / first.placement.seconds
-            note = f"raised from {first.workload.n_ubatch} to {n_ubatch} tokens: predicted to take {gain:.0%} less time"
-            candidates.append((policy, replace(verified, notes=(f"micro-batch {note}", *verified.notes))))
-
-
 def _seconds(candidate: PolicyPlan) -> float:
     return candidate[1].placement.seconds
 
 
+def _policies(problem: Problem, policy: Policy | None) -> tuple[Policy, ...]:
+    """The policies to place with: the requested one, or those of `auto`; without a device `cpu`, unless the placement
+    is given."""
+    if problem.profile.device == CPU_DEVICE and (policy is None or not policy.is_given):
+        return (cpu_policy,)
+    return policies_of_auto(problem) if policy is None else (policy,)
+
+
+def _stock_options(problem: Problem, request: Request, to_beat_s: float) -> list[PolicyPlan]:
+    """The most promising options of stock llama.cpp, if they are predicted to take less than to_beat_s."""
+    configurations = most_promising(problem, request, n_ubatches=request.n_ubatches, most=1, to_beat_s=to_beat_s)
+    return [(stock, replace(verified, policy=stock.name)) for verified in configurations]
+
+
+def _larger_ubatches(
+    problem: Problem, request: Request, candidates: Sequence[PolicyPlan]
+) -> list[tuple[float, Policy, Request]]:
+    """(seconds of its placement as it is, policy, request) to place again with larger micro-batches, the fastest first.
+    Leaves out policies that keep their micro-batch, placements whose micro-batch had to be lowered, and placements
+    without a device, which stream nothing."""
+    growing = [
+        (policy, verified) for policy, verified in candidates
+        if not policy.keeps_ubatch and verified.workload == request.workload
+        and verified.placement.uses_device(problem.graph.n_layer)
+    ]  # fmt: skip
+    promises = [
+        (seconds_in(problem, verified, n, request.phase), policy,
+         replace(request, workload=replace(request.workload, n_ubatch=n), required=False))
+        for n in request.n_ubatches for policy, verified in growing
+    ]  # fmt: skip
+    return sorted(promises, key=itemgetter(0))
+
+
+def _raised_note(first: VerifiedPlan, best: VerifiedPlan) -> tuple[str, ...]:
+    """A note if a larger micro-batch was taken. first: the fastest plan with the requested one."""
+    if best is first:
+        return ()
+    gain = 1 - best.placement.seconds / first.placement.seconds
+    change = f"raised from {first.workload.n_ubatch} to {best.workload.n_ubatch} tokens"
+    return (f"micro-batch {change}: predicted to take {gain:.0%} less time",)
+
+
 def policies_of_auto(problem: Problem) -> tuple[Policy, ...]:
-    """The policies among which `auto` takes the fastest, besides stock llama.cpp's own options (_tries): whole
+    """The policies among which `auto` takes the fastest, besides stock llama.cpp's own options (_stock_options): whole
     operators, whole layers, the CPU, and slices (with hot experts if the model can have them)."""
     with_slices = scheinfer if hot_fault(problem) else experts
     return oato, whole_layers, cpu_policy, with_slices
