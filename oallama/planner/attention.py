@@ -13,7 +13,7 @@ from functools import partial
 from oallama.core.options import PLAIN_V_TYPES, Options
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
-from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo, Operator, Workload
+from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo, Operator, Phase, Workload
 from oallama.core.units import MIB
 from oallama.cost.graph import Graph
 from oallama.cost.kernels import index_non_matmul, non_matmul_seconds
@@ -123,11 +123,11 @@ class AttentionRule:
         modes = attention_choices(replace(profile, device=CPU_DEVICE), passes) if profile else ()
         return modes[0] if modes else usual_attention(passes)
 
-    def modes(self, profile: Profile, workload: Workload) -> tuple[FlashAttention, ...]:
-        """The modes to compare."""
+    def modes(self, profile: Profile, workload: Workload, phase: Phase = "mixed") -> tuple[FlashAttention, ...]:
+        """The modes to compare for a phase."""
         if self.options.flash_attn != "auto":
             return (self.options.flash_attn,)
-        passes = workload_passes(workload, "mixed")
+        passes = workload_passes(workload, phase)
         return attention_choices(profile, passes, self._plain_allowed(workload)) or ("auto",)
 
     def allows(self, flash_attn: FlashAttention, workload: Workload) -> bool:
@@ -183,7 +183,7 @@ class Problems:
 
     def worth_planning(self, request: Request) -> list[Problem]:
         """The problems of the attention modes that may be the fastest for a request."""
-        modes = self.rule.modes(self.profile, request.workload)
+        modes = self.rule.modes(self.profile, request.workload, request.phase)
         if self.rule.options.flash_attn == "auto" and request.policy and request.policy.attention:
             modes = (request.policy.attention,)
         return [self.of(mode).of_step(request.workload.step) for mode in modes]

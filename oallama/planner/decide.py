@@ -50,7 +50,7 @@ def plan(problems: Problems, request: Request, device: str = "") -> Plan:
 
 def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
     """The placement of the requested policy, or the fastest of `auto`'s policies by prediction. problems: one for each
-    attention mode; the mode with the least predicted time is taken, the first of equal ones.
+    attention mode; the mode with the least predicted time of the phase is taken, the first of equal ones.
 
     Raises UsageError if the policy cannot place the model, DoesNotFit if it needs the device and not even KV and
     compute buffers of one layer fit, in any mode.
@@ -82,7 +82,7 @@ def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
         verified_plans.append(policy.finish(replace(verified, notes=notes), is_auto))
     if not verified_plans:
         raise refused[0]
-    return min(verified_plans, key=lambda verified: verified.predicted.total_s)
+    return min(verified_plans, key=lambda verified: verified.predicted.over(request.phase))
 
 
 PolicyPlan = tuple[Policy, VerifiedPlan]

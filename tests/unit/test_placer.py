@@ -14,7 +14,7 @@ from worlds import CARD, SMALL, World, bytes_of, first_come, own_policy, routed,
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
-from oallama.core.types import CPU_DEVICE, Workload
+from oallama.core.types import CPU_DEVICE, FlashAttention, Phase, Workload
 from oallama.placer import Given, Placer
 from oallama.placer.report import plan_report, search_report
 from oallama.planner.decide import policy_named
@@ -172,6 +172,25 @@ def test_an_operator_that_the_device_cannot_compute_has_no_affinity() -> None:
 def test_a_report_is_of_a_phase_that_there_is() -> None:
     with pytest.raises(UsageError, match="unknown phase 'both'; choose from decode, prefill, mixed"):
         World().placer().affinity("both")
+
+
+@pytest.mark.parametrize(("phase", "n_prompt", "n_gen"), [("decode", 512, 1), ("prefill", 64, 200)])
+def test_a_report_of_a_phase_has_the_attention_that_is_faster_in_it(phase: Phase, n_prompt: int, n_gen: int) -> None:
+    """Flash attention is faster with batches, and slower with one token."""
+    world = World()
+    rest = tuple(
+        replace(c, seconds=4 * c.seconds, samples=()) if c.shape.flash_attn == (c.n_tokens == 1) else c
+        for c in world.profile.rest
+    )
+
+    def seconds(flash_attn: FlashAttention) -> float:
+        placer = replace(world, options=Options(flash_attn=flash_attn)).with_profile(rest=rest).placer()
+        report = search_report(placer, phase, n_prompt=n_prompt, n_gen=n_gen)
+        assert report.plan.predicted is not None
+        return report.plan.predicted.over(phase)
+
+    assert seconds("on") != pytest.approx(seconds("off"))
+    assert seconds("auto") == pytest.approx(min(seconds("on"), seconds("off")))
 
 
 #
