@@ -89,7 +89,7 @@ def host_layouts(problem: Problem, workload: Workload, placement: Placement) -> 
     if placement.stock is not None:
         chosen = stock_layouts(problem, placement.stock)
     else:
-        chosen = costs_of(problem, workload, "mixed", placement.uses_device(problem.graph.n_layer)).layouts
+        chosen = costs_of(problem, workload, "mixed", placement.llama_uses_device(problem.graph.n_layer)).layouts
     placement_layouts = (
         PLAIN_LAYOUT if assignment.is_device else assignment.layout for assignment in placement.assignments
     )
