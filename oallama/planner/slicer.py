@@ -334,10 +334,8 @@ class Slicer:
     #
 
     def with_n_g(self, placement: Placement) -> Placement:
-        """The same slices with n_g solved for this slicer's workload, if the placement has n_g."""
+        """The same slices with n_g solved for this slicer's workload. placement: with n_g."""
         slices = placement.first_slices
-        if not slices.settings.token_assignment:
-            return placement
         table = self._n_g_of_prompt(count_blocks(self.cuts_of(placement)[1]))
         slices = replace(slices, settings=replace(slices.settings, token_assignment=table))
         return replace(placement, slices=(slices, *placement.slices[1:]))
