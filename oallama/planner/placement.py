@@ -39,11 +39,6 @@ OperatorBudget = Callable[[int], int]
 layers from there on; negative: these do not fit."""
 
 
-def first_that_fits(n_layer: int, budget: OperatorBudget) -> int:
-    """The lowest first_device_layer whose norms and KV fit the device without operators; n_layer + 1: none fits."""
-    return next((first for first in range(n_layer + 1) if budget(first) >= 0), n_layer + 1)
-
-
 class Assignment(NamedTuple):
     """Where an operator is stored and computed: its cut in elements along its axis, the host layout of CC (None:
     llama.cpp's choice), and its hot experts, which the device holds whole in addition."""

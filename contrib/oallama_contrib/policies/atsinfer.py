@@ -15,7 +15,7 @@ from math import gcd, inf
 
 from oallama.cost.graph import DeviceCopies
 from oallama.cost.whole import Costs
-from oallama.planner.placement import Placement, all_on_cpu, first_that_fits, placed_whole
+from oallama.planner.placement import Placement, all_on_cpu, placed_whole
 from oallama.planner.policies.registry import PolicyInputs, policy
 from oallama.planner.problem import Problem
 
@@ -41,8 +41,9 @@ class Link:
 )  # fmt: skip
 def atsinfer(problem: Problem, inputs: PolicyInputs) -> Iterable[Placement]:
     """The least sum of the chain: norms and KV of all layers on the device, or of as many as fit."""
-    costs = inputs.costs
-    first_device_layer = first_that_fits(costs.graph.n_layer, inputs.operator_bytes)
+    costs, n_layer = inputs.costs, inputs.costs.graph.n_layer
+    fitting = (first for first in range(n_layer + 1) if inputs.operator_bytes(first) >= 0)
+    first_device_layer = next(fitting, n_layer + 1)
     on_device = least_chain(*chain(costs, first_device_layer), max(0, inputs.operator_bytes(first_device_layer)))
     yield placed_whole(costs, on_device, first_device_layer) if any(on_device) else all_on_cpu(costs)
 
