@@ -24,7 +24,6 @@ from oallama.planner.placement import (
     Placement,
     all_on_cpu,
     last_layers,
-    placed_whole,
     whole_assignments,
     whole_bytes,
 )
@@ -84,7 +83,7 @@ def fill_remaining(
     remaining = budget(first) - whole_bytes(costs.operators, sides)
     for i in fill(order, [cost.bytes for cost in costs.operators], remaining):
         sides[i] = True
-    return placed_whole(costs, sides, first)
+    return replace(placement, assignments=whole_assignments(sides), seconds=placement_seconds(costs, sides, first))
 
 
 MAX_ROUNDS = 64

@@ -174,6 +174,12 @@ def test_a_report_is_of_a_phase_that_there_is() -> None:
         World().placer().affinity("both")
 
 
+def test_a_report_of_a_full_device_says_how_the_search_ended() -> None:
+    placer = World(model=SMALL, share=0.3).placer()
+    gaining, full = (search_report(placer, fill=rule, n_prompt=64, n_gen=32) for rule in ("continue", "full"))
+    assert (full.iterations, full.converged) == (gaining.iterations, gaining.converged) == (2, False)
+
+
 @pytest.mark.parametrize(("phase", "n_prompt", "n_gen"), [("decode", 512, 1), ("prefill", 64, 200)])
 def test_a_report_of_a_phase_has_the_attention_that_is_faster_in_it(phase: Phase, n_prompt: int, n_gen: int) -> None:
     """Flash attention is faster with batches, and slower with one token."""
