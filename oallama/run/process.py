@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import threading
@@ -9,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ggml_bridge.errors import signal_name
@@ -121,6 +123,8 @@ class ServerProcess:
             while line := lines.readline(LINE_BYTES):
                 self._tail.append(line.decode(errors="replace").rstrip())
                 self._log(line)
+        with suppress(ChildProcessError):  # it has been waited for
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it would end with this thread
 
 
 def start_failure(process: ServerProcess, is_healthy: Callable[[int], bool], seconds: float) -> str | None:

@@ -14,7 +14,7 @@ from processes import PATIENCE_S, alive, until
 
 from oallama.core.errors import DeviceError
 from oallama.run.address import reserved_address
-from oallama.run.process import Launch, last_words
+from oallama.run.process import Launch, ServerProcess, last_words
 from oallama.serve.supervisor import Patience, Supervisor
 
 STUB = Path(__file__).resolve().parents[1] / "stub_llama_server.py"
@@ -222,6 +222,14 @@ def test_a_pause_ends_when_it_is_stopped(keep):
     kept.until(lambda: bool(kept.said))
     kept.supervisor.stop()
     assert kept.end() is None
+
+
+def test_a_program_that_closes_its_output_goes_on():
+    """As a script in front of llama-server does that sends the log elsewhere."""
+    command = ("/bin/sh", "-c", "exec > /dev/null 2>&1; sleep 1; exit 7")
+    process = ServerProcess(Launch(command, dict(os.environ), uses_device=False))
+    until(lambda: process.has_ended)
+    assert process.how_it_ended() == "exit code 7"
 
 
 def test_last_words_are_those_of_the_error():
