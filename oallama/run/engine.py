@@ -332,14 +332,22 @@ class Engine:
         try:
             if not len(prompt):
                 raise UsageError("the prompt has no tokens; give a prompt")
-            return prompt if isinstance(prompt, str) else [index(token) for token in prompt]
+            if isinstance(prompt, str):
+                return prompt
+            tokens = [index(token) for token in prompt]
         except TypeError:
             kind = type(prompt).__name__
             raise UsageError(f"a prompt must be a string or a list of token numbers, not {kind}") from None
+        for token in tokens:
+            if not 0 <= token < 1 << 31:  # of larger numbers llama-server would take the lower 32 bits
+                raise UsageError(f"token {token} is outside the vocabulary; tokenize with this model")
+        return tokens
 
     def _templated(self, path: str, messages: Sequence[Mapping[str, Any]]) -> Any:
         """Apply the model's chat template to messages. Raises UsageError, and ModelFileError for an unusable template;
         a template that takes too long ends llama-server, which cannot interrupt it."""
+        if not messages:  # the template would begin an answer to nothing
+            raise UsageError('no message to answer; give e.g. {"role": "user", "content": "Hello!"}')
         with self._asking():
             try:
                 return self._client.ask(path, {"messages": messages}, _template_limits(self.model.path, self._process))

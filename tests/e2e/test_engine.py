@@ -305,7 +305,8 @@ def test_a_plan_that_splits_nothing_does_not_load_the_split_back_end(cpu_engine:
 @pytest.mark.parametrize(
     ("prompt", "reason"),
     [
-        ([], "no token"), ("", "no token"), ([0, 320], "invalid tokens"), ([-1], "invalid tokens"),
+        ([], "no token"), ("", "no token"), ([0, 320], "invalid tokens"), ([-1], "vocabulary"),
+        ([5 + (1 << 32)], "vocabulary"),
         ([1] * 300, "context holds"), ([1] * 256, "context holds"),
         ("once " * 300, "context holds 256; shorten it or raise -c"),
         ("a\udcff", "not UTF-8"),

@@ -93,6 +93,8 @@ def test_a_chat_comes_in_pieces_and_one_that_was_closed_has_no_record(engine: En
         (lambda engine: engine.generate("a", stop=5), "--stop must be a string or a list of strings"),
         (lambda engine: engine.generate("a", top_k=-1), "--top-k must be a number of tokens"),
         (lambda engine: engine.chat("Hello!"), "llama-server refuses the request: Expected 'messages' to be an array"),
+        (lambda engine: engine.chat([]), "no message to answer"),
+        (lambda engine: engine.prompt_tokens([]), "no message to answer"),
         (lambda engine: engine.tokenize(5), "text must be a string"),
         (
             lambda engine: engine.chat([{"content": "a"}]),
