@@ -168,4 +168,4 @@ class _Freed:
 
 
 def _refuse_chat(**_: Any) -> Any:
-    raise UsageError("this Llama has no chat template; set chat_format, or chat with Placer.engine")
+    raise UsageError("this Llama has no chat template; pass chat_format to Placer.llama, or chat with Placer.engine")
