@@ -38,8 +38,8 @@ class NoAllocLoads:
         n_threads: Callable[[], int],
         no_alloc_loader: NoAllocLoader | None = None,
     ) -> None:
-        """n_threads: called when a load needs it. no_alloc_loader: a process that makes this thread's loads; None: a new
-        process for each, or for those made `together`."""
+        """n_threads: called when a load needs it. no_alloc_loader: a process that makes this thread's loads; None: a
+        new process for each, or for those made `together`."""
         self._model, self._operators, self._tensor_names = model, tuple(operators), tuple(tensor_names)
         self._device, self._n_threads = device, n_threads
         self._of_thread = _OfThread()
