@@ -16,7 +16,7 @@ from oallama.core.options import DEFAULT_BATCH, Options
 from oallama.core.profile import Profile
 from oallama.core.types import Phase, Predicted, PrefetchMode, Workload
 from oallama.core.units import format_bytes
-from oallama.device.spec import DeviceSpec, parse_device
+from oallama.device.spec import DeviceSpec, device_for_plan, parse_device
 from oallama.placer.described import problems_on
 from oallama.placer.model_on_device import ModelOnDevice
 from oallama.placer.plans import Given, checked, plan_over_devices, unmeasured_plan
@@ -315,7 +315,8 @@ class Placer(ModelOnDevice):
         return tuple(member for member in self.members if not member.device.is_remote)
 
     def on_devices_of(self, plan: Plan) -> Placer:
-        """The placer on those of its devices that the plan uses."""
+        """The placer on those of its devices that the plan uses. Raises UsageError if only the plan names an RPC
+        server."""
         if not self.members or plan.device == "none":
             return self
         used_devices = parse_device(plan.device).each
@@ -323,6 +324,9 @@ class Placer(ModelOnDevice):
             return self
         member_by_name = {member.device.measured: member for member in self.members}
         used = [(device, member_by_name.get(device.measured)) for device in used_devices]
+        for device, member in used:
+            if member is None:
+                device_for_plan(None, str(device))  # raises for an RPC server
         if len(used) == 1 and (member := used[0][1]) is not None:
             return member
         return self.on_devices([str(member.device if member else device) for device, member in used])

@@ -225,6 +225,10 @@ def test_a_plan_that_leaves_devices_out_runs_on_its_own_and_one_of_more_is_refus
         device_for_plan(None, "CUDA0,rpc://h:1")
     with pytest.raises(UsageError, match="uses 2 devices, but --device names 1"):
         device_for_plan("CUDA0", "CUDA0,CUDA1")
+    placer = Placer(SMALL, weights_of(SMALL), [], Options.given(device="CUDA0,CUDA1,CUDA2"))
+    for named in ("rpc://h:1", "CUDA0,rpc://h:1"):
+        with pytest.raises(UsageError, match="your prompts to rpc://h:1"):
+            placer.on_devices_of(some_plan((), device=named))
 
 
 #
