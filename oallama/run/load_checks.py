@@ -20,8 +20,8 @@ def release(held: ExitStack) -> None:
         held.close()
 
 
-def device_of(plan: Plan, device: str | None) -> DeviceSpec:
-    """The device to open: the plan's where `device` (--device text) is None, and none for a plan that needs none.
+def device_of(plan: Plan, device: str) -> DeviceSpec:
+    """The device to open: of `device` (--device text) as many as the plan uses, and none for a plan that needs none.
 
     Raises UsageError.
     """

@@ -51,18 +51,14 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
 
     @classmethod
     def load(
-        cls,
-        settings: LoadSettings,
-        placement: ModelParams,
-        progress: Any,
-        arguments: Mapping[str, Any] | None = None,
+        cls, settings: LoadSettings, placement: ModelParams, progress: Any, arguments: Mapping[str, Any]
     ) -> PlacedLlama:
         """Load as `settings` and `placement` say. arguments: further arguments of Llama. Raises ValueError, as Llama
         does, where llama.cpp refuses."""
         llama = cls.__new__(cls)
         llama._settings, llama._placement = settings, placement
         llama._progress, llama.split = progress, None
-        given = {"verbose": False, **(arguments or {})}
+        given = {"verbose": False, **arguments}
         if given.get("chat_format") is None and given.get("chat_handler") is None:
             given["chat_handler"] = _refuse_chat
         try:
