@@ -149,7 +149,6 @@ void check_arguments() {
               oallama_plan_count(nullptr, &n_slices) == OALLAMA_INVALID &&
               oallama_plan_slice(nullptr, 0, &slice) == OALLAMA_INVALID &&
               oallama_plan_problems(nullptr, &usable, line, sizeof line) == OALLAMA_INVALID &&
-              oallama_plan_take_times(nullptr, nullptr, 8, &n_slices) == OALLAMA_INVALID &&
               oallama_get_memory(nullptr) == OALLAMA_INVALID && oallama_get_stats(nullptr) == OALLAMA_INVALID,
           "no argument is refused");
     oallama_plan_free(nullptr);
@@ -157,7 +156,6 @@ void check_arguments() {
     check(oallama_plan_buft(made.get(), nullptr) == OALLAMA_INVALID &&
               oallama_plan_count(made.get(), nullptr) == OALLAMA_INVALID &&
               oallama_plan_slice(made.get(), 0, nullptr) == OALLAMA_INVALID &&
-              oallama_plan_take_times(made.get(), nullptr, 8, &n_slices) == OALLAMA_INVALID &&
               oallama_plan_problems(made.get(), nullptr, line, 0) == OALLAMA_INVALID,
           "no room for a result is refused");
     check_ok(oallama_plan_problems(made.get(), &usable, line, 1), "room for nothing but the end");

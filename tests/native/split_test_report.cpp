@@ -76,7 +76,7 @@ void test_report() {
     {
         const Model model(block, plan.get());
         Session     session;
-        loaded.times()->of("a\n\"name\"\\", 8).add(8, {1, 2, 3, 4}); // a model's names may be anything
+        loaded.times().of("a\n\"name\"\\", 8).add(8, {1, 2, 3, 4}); // a model's names may be anything
         session.compute(model, 3);
         const std::string running = wait_for(path, "\"n_tokens\": 3"); // a second later
         check(running.find("\"name\": \"a\\u000a\\\"name\\\"\\\\\"") != std::string::npos,

@@ -1,5 +1,7 @@
 // n_g: of a batch, the device computes all that CC is for, for the last n_g tokens (CG'). And times of blocks.
 
+#include <algorithm>
+
 #include "plan.h"
 #include "split_test.h"
 
@@ -88,31 +90,28 @@ void check_twice() {
 
 // How long each block took, by classes of batch sizes.
 void check_times() {
-    const Setting                    tokens(late, false); // with an n_g the host may have nothing to do
-    const Block                      block = ffn_block(q4_0, q4_0);
-    const PlanPtr                    plan  = plan_of(block, Cut::half);
-    const Model                      model(block, plan.get());
-    Session                          session;
-    std::vector<oallama_block_times> times(8);
-
-    const auto take = [&](size_t first, int64_t room) {
-        int64_t n = 0;
-        check_ok(oallama_plan_take_times(plan.get(), times.data() + first, room, &n), "times are taken");
-        return n;
+    const Setting tokens(late, false); // with an n_g the host may have nothing to do
+    const Block   block = ffn_block(q4_0, q4_0);
+    const PlanPtr plan  = plan_of(block, Cut::half);
+    const Model   model(block, plan.get());
+    Session       session;
+    const auto    times = [&] {
+        return static_cast<oallama::LoadedPlan *>(buft_of(plan.get())->context)->times().totals();
     };
     for (const int64_t n_tokens : {8, 5, 9}) {
         session.compute(model, n_tokens);
     }
-    check(take(0, 1) == 1 && take(1, 7) == 1 && take(0, 8) == 0, "as many as there is room for, each once");
-    for (const oallama_block_times & time : {times[0], times[1]}) {
-        const bool larger = time.batch == 16;
-        check(time.batch == (larger ? 16 : 8), "the class is a power of two");
-        check(time.n_runs == (larger ? 1 : 2) && time.n_tokens == (larger ? 9 : 13), "each run is noted once");
-        check(time.host_s > 0 && time.launch_s > 0 && time.wait_s > 0 && time.join_s > 0, "seconds");
+    const auto found = times();
+    check(found.size() == 2, "two classes");
+    for (const auto & [key, totals] : found) {
+        const bool larger = key.second == 16;
+        check(key.second == (larger ? 16 : 8), "the class is a power of two");
+        check(totals[0] == (larger ? 1 : 2) && totals[1] == (larger ? 9 : 13), "each run is noted once");
+        check(std::all_of(totals.begin(), totals.end(), [](int64_t total) { return total > 0; }), "times of each part");
     }
     reset_stats();
     session.compute(model, 0);
-    check(session.status() == GGML_STATUS_SUCCESS && take(0, 8) == 0 && stats().n_segments == 0 &&
+    check(session.status() == GGML_STATUS_SUCCESS && times() == found && stats().n_segments == 0 &&
               stats().bytes_streamed == 0,
           "a batch of no tokens takes no time and streams nothing");
 }

@@ -69,7 +69,7 @@ ggml_tensor * CutBuilder::mul_mat(int i, Side side) {
     const Tokens        tokens = tokens_of(build_.value(i), side);
     if (build_.program.n_tokens == 0) {
         build_.program.n_tokens = build_.value(i).n_tokens;
-        build_.program.times    = &plan_of(node->src[0])->times()->of(slice.name, build_.program.n_tokens);
+        build_.program.times    = &plan_of(node->src[0])->times().of(slice.name, build_.program.n_tokens);
     }
     const bool    streamed = side == side_stream || side == side_prime;
     ggml_tensor * w        = streamed ? slot_of(i, weight, side) : part.tensor;

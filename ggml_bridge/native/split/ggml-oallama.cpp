@@ -40,7 +40,6 @@
 #include "report.h"
 #include "resident_buft.h"
 #include "run.h"
-#include "times.h"
 
 namespace oallama {
 
@@ -904,24 +903,6 @@ int oallama_plan_problems(const oallama_plan * plan, int32_t * usable, char * te
         }
         *usable = is_usable ? 1 : 0;
         std::snprintf(text, static_cast<size_t>(capacity), "%s", lines.c_str());
-    });
-}
-
-int oallama_plan_take_times(oallama_plan * plan, oallama_block_times * times, int64_t capacity, int64_t * n) {
-    return guarded([&] {
-        require_room(times != nullptr && capacity >= 0 && n != nullptr);
-        const auto seconds = [](int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; };
-        *n = loaded_of(plan).times()->take(capacity, [&](const BlockTimes::Key & key, const BlockTotals & taken) {
-            oallama_block_times & out = *times++;
-            std::snprintf(out.name, sizeof out.name, "%s", key.first.c_str());
-            out.batch    = key.second;
-            out.n_runs   = taken[0];
-            out.n_tokens = taken[1];
-            out.launch_s = seconds(taken[2]);
-            out.host_s   = seconds(taken[3]);
-            out.wait_s   = seconds(taken[4]);
-            out.join_s   = seconds(taken[5]);
-        });
     });
 }
 

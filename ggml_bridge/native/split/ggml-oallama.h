@@ -82,7 +82,7 @@ extern "C" {
 
 // cdef begin
 
-#define OALLAMA_ABI 12
+#define OALLAMA_ABI 13
 #define OALLAMA_NAME_BYTES 128
 
 typedef enum oallama_status {
@@ -182,22 +182,6 @@ typedef struct oallama_stats {
 int oallama_get_stats(oallama_stats * stats);
 int oallama_get_single_stats(oallama_stats * stats); // of batches of one token alone
 int oallama_reset_stats(void);
-
-// Times of sub-graphs: one record for each block and class of batch sizes.
-typedef struct oallama_block_times {
-    char    name[OALLAMA_NAME_BYTES]; // the sub-graph's first weight
-    int64_t batch;                    // tokens at most: a power of two, and half of it is less than any run had
-    int64_t n_runs;
-    int64_t n_tokens; // of all runs together, as all that follows
-    double  launch_s;
-    double  host_s;
-    double  wait_s;
-    double  join_s;
-} oallama_block_times;
-
-// Hands over what was noted of a plan's blocks since it was handed over last; `capacity` records at most, *n of them.
-// Records beyond the capacity are kept for the next call.
-int oallama_plan_take_times(oallama_plan * plan, oallama_block_times * times, int64_t capacity, int64_t * n);
 
 // cdef end
 

@@ -369,8 +369,8 @@ bool LoadedPlan::lacks_residents(size_t number) const {
 }
 
 LoadedPlan::LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner)
-    : spec_(std::move(spec)), times_(std::make_shared<BlockTimes>()),
-      buft_({ggml_backend_oallama_split_buffer_type_i, owner, this}), found_(spec_.devices.size()) {
+    : spec_(std::move(spec)), buft_({ggml_backend_oallama_split_buffer_type_i, owner, this}),
+      found_(spec_.devices.size()) {
     held_.resize(spec_.slices.size());
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "abi_check.h"
+#include "times.h"
 #include "uses.h"
 #include "util.h"
 
@@ -114,7 +115,6 @@ PlanSpec parse_plan(const std::string & text);
 // plans in use
 //
 
-class BlockTimes;
 class SplitWeight;
 
 class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
@@ -160,7 +160,7 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
 
     std::vector<std::pair<std::string, ExpertUses::Totals>> uses() const; // so far, by tensor
 
-    const std::shared_ptr<BlockTimes> & times() { return times_; } // of its blocks
+    BlockTimes & times() { return times_; } // of its blocks
 
     oallama_slice            placed(size_t index) const; // of the model that was loaded last, of those that are left
     std::vector<std::string> problems(bool * usable) const;
@@ -178,11 +178,11 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
 
     bool has_residents(size_t number) const;
 
-    const PlanSpec                    spec_;
-    const std::shared_ptr<BlockTimes> times_;
-    BufferType                        buft_;
-    mutable std::mutex                mutex_;
-    mutable std::vector<Found>        found_; // by number
+    const PlanSpec             spec_;
+    BlockTimes                 times_;
+    BufferType                 buft_;
+    mutable std::mutex         mutex_;
+    mutable std::vector<Found> found_; // by number
 
     std::map<std::string, ExpertUses>             uses_;
     std::vector<std::vector<const SplitWeight *>> held_; // of each slice, the weights that are loaded

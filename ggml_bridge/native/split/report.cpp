@@ -114,6 +114,24 @@ std::string slices_of(const LoadedPlan & plan) {
     return slices.list();
 }
 
+std::string blocks_of(const BlockTimes & times) {
+    const auto seconds = [](int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; };
+    Members    blocks;
+    for (const auto & [key, totals] : times.totals()) {
+        blocks.add_text(Members()
+                            .add("name", key.first)
+                            .add("batch", key.second)
+                            .add("n_runs", totals[0])
+                            .add("n_tokens", totals[1])
+                            .add("launch_s", seconds(totals[2]))
+                            .add("host_s", seconds(totals[3]))
+                            .add("wait_s", seconds(totals[4]))
+                            .add("join_s", seconds(totals[5]))
+                            .object());
+    }
+    return blocks.list();
+}
+
 std::string experts_of(const LoadedPlan & plan) {
     Members experts;
     for (const auto & [name, totals] : plan.uses()) {
@@ -266,8 +284,7 @@ class Report {
     // Where something is new since it was written last, or always.
     void write(bool always) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        take_blocks();
-        const auto now = state();
+        const auto                        now = state();
         if (std::exchange(told_, now) != now || always) {
             replace_whole(path_, text());
         }
@@ -294,15 +311,6 @@ class Report {
         return {stats(SEVERAL).n_graphs.load() + stats(SINGLE).n_graphs.load() + 1, plan_->problems(&usable).size()};
     }
 
-    void take_blocks() {
-        plan_->times()->take(INT64_MAX, [this](const BlockTimes::Key & key, const BlockTotals & taken) {
-            BlockTotals & sums = blocks_[key];
-            for (size_t i = 0; i < sums.size(); i++) {
-                sums[i] += taken[i];
-            }
-        });
-    }
-
     // Of what was written to the pipe, the last number: whoever asked before is answered with it.
     bool read_request() {
         char          text[256];
@@ -320,24 +328,6 @@ class Report {
         return number > 0;
     }
 
-    std::string blocks_text() const {
-        const auto seconds = [](int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; };
-        Members    blocks;
-        for (const auto & [key, sums] : blocks_) {
-            blocks.add_text(Members()
-                                .add("name", key.first)
-                                .add("batch", key.second)
-                                .add("n_runs", sums[0])
-                                .add("n_tokens", sums[1])
-                                .add("launch_s", seconds(sums[2]))
-                                .add("host_s", seconds(sums[3]))
-                                .add("wait_s", seconds(sums[4]))
-                                .add("join_s", seconds(sums[5]))
-                                .object());
-        }
-        return blocks.list();
-    }
-
     std::string text() const {
         bool              usable   = true;
         const std::string problems = problems_of(*plan_, usable);
@@ -351,21 +341,20 @@ class Report {
                    .add_object("memory", memory_now())
                    .add_object("stats", stats_now(false))
                    .add_object("single", stats_now(true))
-                   .add_object("blocks", blocks_text())
+                   .add_object("blocks", blocks_of(plan_->times()))
                    .add_object("experts", experts_of(*plan_))
                    .add_object("emulated", emulated_now(beside_))
                    .object() +
                "\n";
     }
 
-    const std::string                      path_;
-    const std::shared_ptr<LoadedPlan>      plan_;
-    const ggml_backend_reg_t               beside_;
-    const int                              pipe_;
-    std::atomic<int64_t>                   request_{0};
-    std::mutex                             mutex_; // for all below
-    std::map<BlockTimes::Key, BlockTotals> blocks_;
-    std::pair<int64_t, size_t>             told_;
+    const std::string                 path_;
+    const std::shared_ptr<LoadedPlan> plan_;
+    const ggml_backend_reg_t          beside_;
+    const int                         pipe_;
+    std::atomic<int64_t>              request_{0};
+    std::mutex                        mutex_; // one thread writes at a time
+    std::pair<int64_t, size_t>        told_;
 };
 
 // Never freed: models are freed, and its thread runs, until the process has ended.

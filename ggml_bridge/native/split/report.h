@@ -12,7 +12,8 @@
 //     slices             the plan's tensors that are loaded, as they came to lie: the fields of oallama_slice
 //     memory, stats      the fields of oallama_memory and oallama_stats
 //     single             those of stats, of batches of one token alone
-//     blocks             the fields of oallama_block_times, for each block and class of batch sizes
+//     blocks             for each block and class of batch sizes: name of its first weight, batch (tokens at most),
+//                        n_runs, n_tokens, and seconds of the caller's thread: launch_s, host_s, wait_s, join_s
 //     experts            where the plan counts: name of a tensor, batches ("single": of one token, "several"),
 //     n_tokens,
 //                        uses of each expert, and ranks: uses of the expert that was used most of late, the second, …;

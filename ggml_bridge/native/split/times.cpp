@@ -21,12 +21,12 @@ void BlockTime::add(int64_t n_tokens, const RunTimes & took) {
     }
 }
 
-BlockTotals BlockTime::take() {
-    BlockTotals taken = {};
-    for (size_t i = 0; i < taken.size() && (i == 0 || taken[0] > 0); i++) {
-        taken[i] = totals_[i].exchange(0, std::memory_order_relaxed);
+BlockTotals BlockTime::totals() const {
+    BlockTotals totals = {};
+    for (size_t i = 0; i < totals.size(); i++) {
+        totals[i] = totals_[i].load(std::memory_order_relaxed);
     }
-    return taken;
+    return totals;
 }
 
 BlockTime & BlockTimes::of(const std::string & name, int64_t n_tokens) {
@@ -38,17 +38,15 @@ BlockTime & BlockTimes::of(const std::string & name, int64_t n_tokens) {
     return *time;
 }
 
-int64_t BlockTimes::take(int64_t capacity, const std::function<void(const Key &, const BlockTotals &)> & taker) {
+std::map<BlockTimes::Key, BlockTotals> BlockTimes::totals() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    int64_t                           n = 0;
-    for (auto time = times_.begin(); time != times_.end() && n < capacity; ++time) {
-        const BlockTotals taken = time->second->take();
-        if (taken[0] > 0) {
-            taker(time->first, taken);
-            n++;
+    std::map<Key, BlockTotals>        totals;
+    for (const auto & [key, time] : times_) {
+        if (const BlockTotals of_block = time->totals(); of_block[0] > 0) {
+            totals[key] = of_block;
         }
     }
-    return n;
+    return totals;
 }
 
 } // namespace oallama

@@ -1,19 +1,16 @@
 // Times of each block by classes of batch sizes, from which `oallama tune` plans anew.
 //
-// A BlockTimes belongs to its plan, and keeps a record of each block and class for as long. Any thread adds
-// to a record, which takes no lock; what is taken is zero afterwards, so each run is told once.
+// A BlockTimes belongs to its plan, and keeps a record of each block and class for as long. Any thread adds to a
+// record, which takes no lock.
 
 #pragma once
 
 #include <array>
 #include <atomic>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-
-#include "plan.h"
 
 namespace oallama {
 
@@ -27,7 +24,7 @@ class BlockTime {
   public:
     void add(int64_t n_tokens, const RunTimes & took);
 
-    BlockTotals take(); // since it was taken last
+    BlockTotals totals() const;
 
   private:
     std::array<std::atomic<int64_t>, std::tuple_size<BlockTotals>::value> totals_{};
@@ -41,11 +38,11 @@ class BlockTimes {
     // The record of a block; name: its first weight's.
     BlockTime & of(const std::string & name, int64_t n_tokens);
 
-    // Hands over what there is, of `capacity` records at most; returns of how many.
-    int64_t take(int64_t capacity, const std::function<void(const Key &, const BlockTotals &)> & taker);
+    // Of all blocks and classes that have run.
+    std::map<Key, BlockTotals> totals() const;
 
   private:
-    std::mutex                                mutex_;
+    mutable std::mutex                        mutex_;
     std::map<Key, std::unique_ptr<BlockTime>> times_;
 };
 
