@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from e2e.forced import N_UBATCH, Where, forced
 from gguf_factory import hostile, write_gguf
 from gguf_factory.hostile import LEFT_TO_LLAMA_CPP
+from processes import PATIENCE_S, children_with
 from seeds import crossed
 
 import ggml_bridge
@@ -23,7 +24,7 @@ from oallama.cost.blocks import F32
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context, load_bridge
 from oallama.device.native_log import native_log
 from oallama.model.gguf_reader import read_gguf
-from oallama.model.memory import PARTS, NoAllocLoader, NoAllocResult, no_alloc_memory
+from oallama.model.memory import MODULE, PARTS, NoAllocLoader, NoAllocResult, no_alloc_memory
 from oallama.model.operators import operators
 from oallama.placer import Placer
 from oallama.placer.engine import with_repeated_drafts
@@ -206,18 +207,42 @@ def sizes(result: NoAllocResult) -> dict[str, Any]:
 
 
 def test_threads_may_make_loads_of_one_model_at_once(tmp_path: Path) -> None:
+    """Each `together` has a process of its own, which ends with it and not with another thread's."""
     path = write_gguf(tmp_path / "model.gguf", "llama")
-    contexts = [256 * i for i in range(1, 13)]
+    placer, other = (Placer.load(path, device="none", threads=1) for _ in range(2))
+    before = {child.pid for child in children_with(MODULE)}  # of other tests
+    both_began, first_ended = threading.Barrier(2, timeout=PATIENCE_S), threading.Event()
 
-    def taken(placer: Placer, n_ctx: int) -> tuple[int, int, int]:
+    def processes() -> set[int]:
+        return {child.pid for child in children_with(MODULE)} - before
+
+    def on_host(placer: Placer, n_ctx: int) -> tuple[int, int, int]:
         workload = replace(placer.workload(8, 8), n_ctx=n_ctx)
-        with placer.no_alloc_loads.together():
-            return placer.no_alloc_loads.on_host(workload, Attention("on"))
+        return placer.no_alloc_loads.on_host(workload, Attention("on"))
 
-    one, two = (Placer.load(path, device="none", threads=1) for _ in range(2))
-    with ThreadPoolExecutor(2) as pool:
-        at_once = [*pool.map(partial(taken, one), contexts)]
-    assert at_once == [taken(two, n_ctx) for n_ctx in contexts]
+    def second() -> list[tuple[int, int, int]]:
+        with placer.no_alloc_loads.together():
+            both_began.wait()
+            found = [on_host(placer, 512)]
+            assert first_ended.wait(PATIENCE_S)
+            own = processes()
+            assert len(own) == 1
+            found.append(on_host(placer, 2048))
+            assert processes() == own
+        return found
+
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            with placer.no_alloc_loads.together():
+                later = pool.submit(second)
+                both_began.wait()
+                assert len(processes()) == 2
+                at_once = [on_host(placer, 256), on_host(placer, 1024)]
+        finally:
+            first_ended.set()
+        at_once += later.result()
+    with other.no_alloc_loads.together():
+        assert at_once == [on_host(other, n_ctx) for n_ctx in (256, 1024, 512, 2048)]
 
 
 def test_each_request_in_flight_has_a_recurrent_state(tmp_path: Path) -> None:
