@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -219,24 +220,32 @@ def test_a_closed_stream_leaves_the_engine_usable(cpu_engine: Engine) -> None:
     assert cpu_engine.generate("once", max_tokens=3, temperature=0).n_gen == 3
 
 
-def test_threads_share_an_engine(cpu_engine: Engine) -> None:
+def n_asked(engine: Engine) -> int:
+    """Requests of this process that are under way."""
+    connections, port = psutil.Process().net_connections("tcp"), int(engine.url.rpartition(":")[2])
+    return sum(bool(each.raddr) and each.raddr.port == port for each in connections)
+
+
+def test_threads_share_an_engine(worker_engine: tuple[Engine, int]) -> None:
     """Each gets what it would get alone; what is asked for meanwhile waits."""
+    engine = worker_engine[0]
     prompts = [f"once {number}" for number in range(6)]
-    wanted = [cpu_engine.generate(prompt, max_tokens=12, temperature=0).tokens for prompt in prompts]
-    found: dict[int, Any] = {}
+    wanted = [engine.generate(prompt, max_tokens=12, temperature=0).tokens for prompt in prompts]
 
-    def ask(number: int) -> None:
+    def ask(number: int) -> tuple[int, ...] | int:
         if number % 2:
-            found[number] = cpu_engine.generate(prompts[number], max_tokens=12, temperature=0).tokens
-        else:
-            found[number] = cpu_engine.stream(prompts[number], max_tokens=12, temperature=0).rest().n_gen
+            return engine.generate(prompts[number], max_tokens=12, temperature=0).tokens
+        return engine.stream(prompts[number], max_tokens=12, temperature=0).rest().n_gen
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {n: tokens if n % 2 else len(tokens) for n, tokens in enumerate(wanted)}
+    with ThreadPoolExecutor(len(prompts)) as pool, contextlib.closing(engine.stream("once", **ENDLESS)) as stream:
+        next(stream)
+        asked = [pool.submit(ask, number) for number in range(len(prompts))]
+        until(lambda: n_asked(engine) == 1 + len(prompts))
+        assert not any(each.done() for each in asked)
+        stream.close()
+        assert [each.result() for each in asked] == [
+            tokens if number % 2 else len(tokens) for number, tokens in enumerate(wanted)
+        ]
 
 
 @pytest.mark.usefixtures("stub_server")
@@ -262,19 +271,17 @@ def test_a_closed_engine_is_an_error_whatever_is_asked_of_it(endless: Path) -> N
 @pytest.mark.usefixtures("stub_server")
 def test_a_call_of_another_thread_ends_where_the_engine_is_closed(endless: Path) -> None:
     engine, said = forced(endless, n_ctx=ENDLESS_CTX).engine(), list[str]()
-    begun = threading.Event()
 
     def ask() -> None:
         try:
             for _ in engine.stream("once", **ENDLESS):
-                begun.set()
                 engine.generate("once", **ENDLESS)
         except UsageError as error:
             said.append(str(error))
 
     thread = threading.Thread(target=ask)
     thread.start()
-    begun.wait()
+    until(lambda: n_asked(engine) == 2)
     engine.close()
     thread.join()
     assert said == ["this engine is closed; create a new one"]
