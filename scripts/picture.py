@@ -40,10 +40,10 @@ class Picture:
 
 
 _PAGE = (
-    *(f"{TEMPLATES}/{name}" for name in ("page.html.j2", "table.html.j2", "scale.css")),
+    *(f"{TEMPLATES}/{name}" for name in ("page.html.j2", "table.html.j2", "scale.css", "affinity.css", "affinity.js")),
     *(f"{REPORT}/{name}.py" for name in ("layout", "page")),
 )
-_REPORT = (*_PAGE, *(f"{TEMPLATES}/affinity.{end}" for end in ("css", "html.j2", "js")), f"{REPORT}/html.py")
+_REPORT = (*_PAGE, f"{TEMPLATES}/affinity.html.j2", f"{REPORT}/html.py")
 _PLACEMENT = (*_PAGE, *(f"{TEMPLATES}/placement.{end}" for end in ("html.j2", "js")), f"{REPORT}/placement_page.py")
 
 PICTURES = {
