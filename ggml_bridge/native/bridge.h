@@ -21,7 +21,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 17
+#define GB_ABI 18
 #define GB_NAME_BYTES 128
 
 //
