@@ -62,8 +62,7 @@ def test_a_ctrl_c_anywhere_in_a_call_leaves_the_engine_usable(f16: Path) -> None
 @pytest.mark.parametrize("device", ["none", "rpc-worker"])
 @pytest.mark.usefixtures("stub_server")
 def test_a_ctrl_c_anywhere_in_starting_and_closing_leaves_nothing_behind(device: str, f16: Path, folders: Path) -> None:
-    """No llama-server, worker or folder. Each moment costs a start; test_interrupt.py has all moments of what holds
-    them."""
+    """No llama-server, worker or folder. Each moment costs a start."""
     case, moment = with_attention_on(device, f16), 0
     case.engine().close()
     for moment in interrupted_often(lambda: case.engine().close(), STEP // 20 if ALL else STEP):
