@@ -45,6 +45,13 @@ def interpolate(curve: Curve, n_tokens: int) -> float:
     return last_s * n_tokens / last_n
 
 
+def added(first: Curve, second: Curve) -> Curve:
+    """The sum of two curves with the same batch sizes. `second` may be NO_TIME."""
+    if second == NO_TIME:
+        return first
+    return tuple((n, seconds + more_s) for (n, seconds), (_, more_s) in zip(first, second, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One mul-mat on one side, by batch size: seconds of the whole weight, and α, which a slice takes in full."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from oallama.core.types import PLAIN_LAYOUT, MulMat, Operator, StreamSettings
 from oallama.cost.blocks import F32, Relation, SplitBlock
 from oallama.cost.experts import ExpertCoverage, copied, experts_alike, miss_odds
-from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
+from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, added, interpolate
 from oallama.cost.rates import NO_COPY, CopySeconds, SliceRates
 from oallama.cost.timeline import (
     NO_TASKS,
@@ -148,6 +148,7 @@ class BlockContext:
 
     inter_block: Curve = NO_TIME  # from the last join to this block's inputs (attention, norms): the mean of all blocks
     inter_block_cpu: Curve = NO_TIME  # the part of inter_block in which the CPU works
+    host_attention: Curve = NO_TIME  # more of both if the split back end runs the block though it is not sliced
     whole: Curve | None = None  # of the unsliced block under llama.cpp on the host; None: the sum of the gemms
     offload: Curve = NO_TIME  # the part of `whole` in which llama.cpp copies the weights to the device
     resident: bool = False  # the block's inputs and results are in the device's memory
@@ -177,8 +178,15 @@ class BlockType:
 
     @cached_property
     def in_split(self) -> BlockType:
-        """The same type, run by the split back end even if it is not sliced."""
-        return replace(self, context=replace(self.context, whole=None))
+        """The same type, run by the split back end even if it is not sliced, as are then all blocks around attention,
+        which llama.cpp does not offload between them."""
+        context = self.context
+        inter_block = added(context.inter_block, context.host_attention)
+        inter_block_cpu = added(context.inter_block_cpu, context.host_attention)
+        context = replace(
+            context, whole=None, inter_block=inter_block, inter_block_cpu=inter_block_cpu, host_attention=NO_TIME
+        )
+        return replace(self, context=context)
 
     @cached_property
     def without_context(self) -> BlockType:

@@ -27,7 +27,7 @@ from oallama.cost.graph import computes_outputs_only, first_within
 from oallama.cost.kernels import NO_TIME, Curve
 from oallama.cost.passes import Pass, decode_pass, mean_depth, passes
 from oallama.cost.slices import Block, BlockContext, BlockType, block_types
-from oallama.cost.whole import Costs, cpu_seconds, placement_seconds, transfer_seconds
+from oallama.cost.whole import Costs, cpu_seconds, is_around_attention, placement_seconds, transfer_seconds
 from oallama.model.cut import runs_alone
 from oallama.planner.placement import Placement
 from oallama.planner.problem import Problem, costs_of, costs_over
@@ -101,6 +101,12 @@ class BlockContexts:
         inter_block_cpu = self._curve(
             uses_device, lambda costs: cpu_seconds(costs, *sides, sliced_operators) / len(typed_blocks)
         )
+        host_attention = NO_TIME
+        around = {operators[i].layer or 0 for i in sliced_operators if is_around_attention(operators[i])}
+        if n_layers := sum(layer < first_layer for layer in around):
+            host_attention = self._curve(
+                uses_device, lambda costs: n_layers * costs.host_attention_s / len(typed_blocks)
+            )
         parts: dict[Part, list[SplitBlock]] = defaultdict(list)
         for block, _ in typed_blocks:
             if is_resident[block.operators[0]]:
@@ -116,8 +122,8 @@ class BlockContexts:
             key = types, resident, host_input, device_copies
             if key not in known:
                 context = BlockContext(
-                    inter_block, inter_block_cpu, *self._whole_curves(uses_device, block.operators), resident,
-                    host_input, device_copies,
+                    inter_block, inter_block_cpu, host_attention, *self._whole_curves(uses_device, block.operators),
+                    resident, host_input, device_copies,
                 )  # fmt: skip
                 known[key] = tuple(replace(block_type, context=context) for block_type in types)
             blocks.append(Block(block.operators, known[key], share))

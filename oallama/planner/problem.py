@@ -11,12 +11,21 @@ from math import inf
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
-from oallama.core.types import PLAIN_LAYOUT, DecodeStep, FlashAttention, MemoryBreakdown, Operator, Phase, Workload
+from oallama.core.types import (
+    CPU_DEVICE,
+    PLAIN_LAYOUT,
+    DecodeStep,
+    FlashAttention,
+    MemoryBreakdown,
+    Operator,
+    Phase,
+    Workload,
+)
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import can_split
 from oallama.cost.experts import mean_gaps
 from oallama.cost.graph import Graph
-from oallama.cost.kernels import Kernels, index_non_matmul
+from oallama.cost.kernels import Kernels, index_non_matmul, non_matmul_seconds
 from oallama.cost.passes import Pass
 from oallama.cost.passes import passes as workload_passes
 from oallama.cost.ranges import DeviceCosts
@@ -132,13 +141,17 @@ def costs_over(
     def priced(layouts: Sequence[str] | None) -> Costs:
         operators = operator_costs(problem.kernels, problem.operators, n_run, passes, stream, layouts)
         cache = host_cache(profile) if stream and offloads_attention(problem.operators, operators) else None
+        index = index_non_matmul(profile)
+        on_cpu_s, on_device_s = non_matmul_with_offload(index, profile.device, passes, cache)
         return Costs(
             operators,
             problem.graph,
             transfer_rates(profile),
             passes,
-            *non_matmul_with_offload(index_non_matmul(profile), profile.device, passes, cache),
+            on_cpu_s,
+            on_device_s,
             offloaded(problem.operators, operators, n_run) if cache else (),
+            non_matmul_seconds(index, CPU_DEVICE, passes) - on_cpu_s,
         )
 
     fastest = priced(layouts)

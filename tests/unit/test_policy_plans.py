@@ -21,8 +21,10 @@ from worlds import (
     linked,
     model_info,
     own_policy,
+    placed,
     routed,
     slow_cpu,
+    some_plan,
     there,
     total_s,
     weight,
@@ -31,7 +33,7 @@ from worlds import (
 
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
-from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Workload
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Attention, Operator, StreamSettings, Workload
 from oallama.core.units import MIB
 from oallama.cost.expert_cache import cached_layers, lru_hits
 from oallama.planner.decide import larger_ubatches
@@ -290,6 +292,24 @@ def test_misses_of_a_prompt_are_shared_too() -> None:
     assert all(plan.streaming.exchange == "idle" for plan in plans)
     seconds = [plan.predicted.ttft_s for plan in plans]
     assert seconds[1] < 0.7 * seconds[0] and seconds[2] < seconds[1]
+
+
+def test_attention_between_weights_of_the_split_back_end_is_computed_by_the_cpu() -> None:
+    """llama.cpp offloads a prompt's attention only between mul-mats that it offloads; with n_g the split back end has
+    them."""
+    world = slow_cpu(workload=Workload(n_prompt=512, n_gen=0, n_ctx=1024), tokens=(512,))
+    slower = tuple(
+        replace(case, seconds=case.seconds + 1.0 * (case.device == CPU_DEVICE)) for case in world.profile.rest
+    )
+    n_layer, rows = world.model.n_layer, [placed(operator.name) for operator in world.operators]
+    of_llama = some_plan(rows, workload=world.workload, n_gpu_layers=1, attention=Attention("on"))
+    stream = StreamSettings(n_slots=1, prefetch="ahead", kept_twice=True)
+    of_split = replace(of_llama, token_assignment=((512, 256),), streaming=stream)
+    for plan, more_s in ((of_llama, 0.0), (of_split, float(n_layer))):
+        now, then = (
+            each.placer().price(plan, world.workload).ttft_s for each in (world, world.with_profile(rest=slower))
+        )
+        assert then - now == pytest.approx(more_s, rel=0.1, abs=1e-6)
 
 
 #
