@@ -55,6 +55,15 @@ class Candidates:
             workload_class: stock_plan(placer, workload, fit).predicted
             for workload_class, workload in workloads.items()
         }
+        # the times of --fit for short and long prompts of each class, to which plans' are compared
+        self._first_words = {
+            workload_class: [
+                (each, predicted)
+                for each in (workload, workload_class.longer(workload.n_ctx, workload.n_ubatch))
+                if (predicted := stock_plan(placer, each, fit).predicted) is not None
+            ]
+            for workload_class, workload in workloads.items()
+        }
         self._plans: dict[str, Plan] = {}  # by fingerprint
         for workload_class in workloads:
             self._add_plans(workload_class)
@@ -92,9 +101,9 @@ class Candidates:
         )
 
     def _add_plans(self, workload_class: WorkloadClass) -> None:
-        """Add the best plan for a class, with and without drafts, and the CPU alone. If the first word of the best plan
-        is late, also add the best plans for longer prompts."""
-        asked, fit = self._workloads[workload_class], self._fits[workload_class]
+        """Add the best plan for a class, with and without drafts, and the CPU alone. If its first word is late for any
+        prompt of the class, also add the best plans for longer prompts."""
+        asked = self._workloads[workload_class]
         if self._drafter is not None:
             with suppress(DoesNotFit):
                 plan = planned_with_drafts(
@@ -105,12 +114,10 @@ class Candidates:
                     self._keep(plan)
         best = self._add_best(asked)
         self._add("cpu", asked, self._placer)
-        if best is None or best.predicted is None or fit is None or self._late_may_win:
-            return
         alike = [other for other in classes_in(asked.n_ctx) if other.history == workload_class.history]
         longer = [other.workload(asked.n_ctx, asked.n_ubatch) for other in alike]
         for workload in (workload for workload in longer if workload.n_prompt > asked.n_prompt):
-            if best is not None and best.predicted is not None and best.predicted.ttft_s > LATE * fit.ttft_s:
+            if best is not None and self._lateness(best, workload_class) > LATE:
                 best = self._add_best(workload)
 
     def _add_best(self, workload: Workload) -> Plan | None:
@@ -148,15 +155,23 @@ class Candidates:
     def _ranks(self, workload_class: WorkloadClass) -> dict[str, float]:
         """Predicted seconds of the plans, the fastest first; then plans whose first word may be late. Plans that are
         likely to be late are left out."""
-        workload, fit = self._workloads[workload_class], self._fits[workload_class]
         ranked = []
         for name, plan in self._plans.items():
-            workload = replace(workload, n_ubatch=plan.workload.n_ubatch, step=plan.workload.step)
-            predicted = self._placer.price(plan, workload)
-            late = predicted.ttft_s / fit.ttft_s if fit is not None and not self._late_may_win else 0.0
+            predicted, late = self._priced(plan, self._workloads[workload_class]), self._lateness(plan, workload_class)
             if late <= LIKELY_LATE and math.isfinite(predicted.total_s):
                 ranked.append((late > LATE, predicted.total_s, name))
         return {name: seconds for _, seconds, name in sorted(ranked)}
+
+    def _priced(self, plan: Plan, workload: Workload) -> Predicted:
+        return self._placer.price(plan, replace(workload, n_ubatch=plan.workload.n_ubatch, step=plan.workload.step))
+
+    def _lateness(self, plan: Plan, workload_class: WorkloadClass) -> float:
+        """How many times as late as with --fit the first word is predicted to come, at most over prompts of the class;
+        0 where any may win."""
+        if self._late_may_win:
+            return 0.0
+        first_words = self._first_words[workload_class]
+        return max((self._priced(plan, each).ttft_s / fit.ttft_s for each, fit in first_words), default=0.0)
 
     def _is_near(self, workload_class: WorkloadClass, plan: str) -> bool:
         """Whether a plan serves a class about as well as the best one (NEAR)."""

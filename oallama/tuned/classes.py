@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from oallama.core.types import Workload
@@ -40,6 +40,11 @@ class WorkloadClass:
         n_prompt = max(1, min(LENGTHS[self.length][0], n_ctx - n_gen))
         n_past = min(n_ctx // 2, n_ctx - n_gen - n_prompt) if self.history else 0
         return Workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past)
+
+    def longer(self, n_ctx: int, n_ubatch: int) -> Workload:
+        """A long prompt of the class: twice the representative one, if the context holds it."""
+        usual = self.workload(n_ctx, n_ubatch)
+        return replace(usual, n_prompt=min(2 * usual.n_prompt, n_ctx - usual.n_past - usual.n_gen))
 
 
 def class_of(workload: Workload) -> WorkloadClass:

@@ -25,7 +25,7 @@ from oallama.cli.tuning import tuning_gain
 from oallama.core.codec import to_json
 from oallama.core.options import Options
 from oallama.core.profile import Profile
-from oallama.core.types import Workload
+from oallama.core.types import Predicted, Workload
 from oallama.placer import Placer
 from oallama.placer.drafter import DraftModel
 from oallama.placer.tuned import in_tuned_context, result_key, tuned_plan
@@ -105,6 +105,19 @@ def test_a_plan_that_is_late_with_its_first_word_is_not_used_unless_it_may(
     asked = {"device": "rpc-worker:1", "gpu_weights": SHARE, "threads": 1, "late_first_word": True}
     other = late.tune(Placer.load(two_layers, profile=worker_profile, **asked))
     assert of_question(other).won is not None, "over prompt and answer it is faster"
+
+
+def test_a_plan_that_is_late_for_long_prompts_of_its_class_is_not_measured(
+    placer: Placer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, priced = class_of(LOAD).workload(LOAD.n_ctx, LOAD.n_ubatch), placer.price
+
+    def price(plan: Plan, workload: Workload) -> Predicted:
+        predicted = priced(plan, workload)
+        return replace(predicted, ttft_s=predicted.ttft_s * (100 if workload.n_prompt > usual.n_prompt else 1))
+
+    monkeypatch.setattr(placer, "price", price)
+    assert not of_question(racing(FASTER).tune(placer, refresh=True)).races
 
 
 def test_a_plan_that_does_not_do_what_it_says_is_refused(placer: Placer) -> None:
