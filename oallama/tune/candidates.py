@@ -55,14 +55,13 @@ class Candidates:
             workload_class: stock_plan(placer, workload, fit).predicted
             for workload_class, workload in workloads.items()
         }
-        # the times of --fit for short and long prompts of each class, to which plans' are compared
-        self._first_words = {
-            workload_class: [
-                (each, predicted)
-                for each in (workload, workload_class.longer(workload.n_ctx, workload.n_ubatch))
-                if (predicted := stock_plan(placer, each, fit).predicted) is not None
-            ]
+        self._long_workloads = {
+            workload_class: workload_class.longer(workload.n_ctx, workload.n_ubatch)
             for workload_class, workload in workloads.items()
+        }
+        self._long_fits = {
+            workload_class: stock_plan(placer, workload, fit).predicted
+            for workload_class, workload in self._long_workloads.items()
         }
         self._plans: dict[str, Plan] = {}  # by fingerprint
         for workload_class in workloads:
@@ -117,7 +116,7 @@ class Candidates:
         alike = [other for other in classes_in(asked.n_ctx) if other.history == workload_class.history]
         longer = [other.workload(asked.n_ctx, asked.n_ubatch) for other in alike]
         for workload in (workload for workload in longer if workload.n_prompt > asked.n_prompt):
-            if best is not None and self._lateness(best, workload_class) > LATE:
+            if best is not None and self._priced(best, workload_class)[1] > LATE:
                 best = self._add_best(workload)
 
     def _add_best(self, workload: Workload) -> Plan | None:
@@ -157,21 +156,25 @@ class Candidates:
         likely to be late are left out."""
         ranked = []
         for name, plan in self._plans.items():
-            predicted, late = self._priced(plan, self._workloads[workload_class]), self._lateness(plan, workload_class)
+            predicted, late = self._priced(plan, workload_class)
             if late <= LIKELY_LATE and math.isfinite(predicted.total_s):
                 ranked.append((late > LATE, predicted.total_s, name))
         return {name: seconds for _, seconds, name in sorted(ranked)}
 
-    def _priced(self, plan: Plan, workload: Workload) -> Predicted:
-        return self._placer.price(plan, replace(workload, n_ubatch=plan.workload.n_ubatch, step=plan.workload.step))
+    def _priced(self, plan: Plan, workload_class: WorkloadClass) -> tuple[Predicted, float]:
+        """(times for the class's workload, how many times as late as with --fit the first word is predicted to come, at
+        most over usual and long prompts of the class; 0 where any may win)."""
 
-    def _lateness(self, plan: Plan, workload_class: WorkloadClass) -> float:
-        """How many times as late as with --fit the first word is predicted to come, at most over prompts of the class;
-        0 where any may win."""
-        if self._late_may_win:
-            return 0.0
-        first_words = self._first_words[workload_class]
-        return max((self._priced(plan, each).ttft_s / fit.ttft_s for each, fit in first_words), default=0.0)
+        def price(workload: Workload) -> Predicted:
+            workload = replace(workload, n_ubatch=plan.workload.n_ubatch, step=plan.workload.step)
+            return self._placer.price(plan, workload)
+
+        predicted = price(self._workloads[workload_class])
+        fit, long_fit = self._fits[workload_class], self._long_fits[workload_class]
+        if fit is None or long_fit is None or self._late_may_win:
+            return predicted, 0.0
+        long = price(self._long_workloads[workload_class])
+        return predicted, max(predicted.ttft_s / fit.ttft_s, long.ttft_s / long_fit.ttft_s)
 
     def _is_near(self, workload_class: WorkloadClass, plan: str) -> bool:
         """Whether a plan serves a class about as well as the best one (NEAR)."""
