@@ -148,7 +148,7 @@ class BlockContext:
 
     inter_block: Curve = NO_TIME  # from the last join to this block's inputs (attention, norms): the mean of all blocks
     inter_block_cpu: Curve = NO_TIME  # the part of inter_block in which the CPU works
-    host_attention: Curve = NO_TIME  # more of both if the split back end runs the block though it is not sliced
+    host_attention: Curve = NO_TIME  # added to both if the split back end runs the block though it is not sliced
     whole: Curve | None = None  # of the unsliced block under llama.cpp on the host; None: the sum of the gemms
     offload: Curve = NO_TIME  # the part of `whole` in which llama.cpp copies the weights to the device
     resident: bool = False  # the block's inputs and results are in the device's memory
@@ -178,8 +178,8 @@ class BlockType:
 
     @cached_property
     def in_split(self) -> BlockType:
-        """The same type, run by the split back end even if it is not sliced, as are then all blocks around attention,
-        which llama.cpp does not offload between them."""
+        """The same type, run by the split back end even if it is not sliced. The split back end then runs all blocks
+        around attention, too, so that llama.cpp does not offload attention."""
         context = self.context
         inter_block = added(context.inter_block, context.host_attention)
         inter_block_cpu = added(context.inter_block_cpu, context.host_attention)

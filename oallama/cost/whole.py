@@ -184,7 +184,7 @@ class Costs:
     non_matmul_cpu_s: float  # of one layer on the host over `passes`
     non_matmul_device_s: float
     offloaded: tuple[bool, ...] = ()  # for each operator, whether llama.cpp offloads it in large batches; (): none
-    host_attention_s: float = 0.0  # more of non_matmul_cpu_s if the mul-mats around attention are split: not offloaded
+    host_attention_s: float = 0.0  # added to non_matmul_cpu_s if mul-mats around attention are split: not offloaded
     to_first: TransferRates | None = None  # on a later device of several: rates of copies between the first and this
 
     @cached_property

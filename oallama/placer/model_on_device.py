@@ -204,8 +204,7 @@ class ModelOnDevice:
     ) -> Workload:
         """The workload of a run. n_ctx, n_ubatch None: from the options; else the context holds prompt and generation,
         and at least 4096 tokens (or as many as the model was trained on), and the micro-batch is stock llama.cpp's.
-        n_past: tokens in the KV cache before the prompt. n_parallel: requests in flight, for each of which memory is
-        planned."""
+        n_past: tokens in the KV cache before the prompt. n_parallel: requests in flight; memory is planned for each."""
         for name, n in (("n_prompt", n_prompt), ("n_gen", n_gen), ("n_past", n_past), ("n_parallel", n_parallel)):
             check_type(name, n, int)
         for name, maybe in (("n_ctx", n_ctx), ("n_ubatch", n_ubatch)):

@@ -52,7 +52,7 @@ class Served:
 
     @property
     def other_work(self) -> list[WorkTime]:
-        """Times of what is no operator."""
+        """Return the times of work that belongs to no operator."""
         names = {operator.name for operator in self.operators}
         return [work for work in self.times if work.name not in names]
 

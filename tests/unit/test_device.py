@@ -324,7 +324,7 @@ def test_every_way_to_ask_for_a_device_of_ggml_is_the_same_device_and_a_servers_
 
 
 def test_of_devices_of_the_same_name_the_first_is_opened_and_used(monkeypatch):
-    """As where the user's back end (GGML_BACKEND_PATH) is a second build of one that llama.cpp has."""
+    """A user's back end (GGML_BACKEND_PATH) may be a second build of one that llama.cpp has."""
     twice = [replace(CARD, description=text) for text in ("first", "second")]
     devices = [SimpleNamespace(**asdict(info), pointer=number) for number, info in enumerate(twice, start=1)]
     bridge = SimpleNamespace(devices=lambda ask_servers: devices)

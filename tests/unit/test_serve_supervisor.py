@@ -225,7 +225,7 @@ def test_a_pause_ends_when_it_is_stopped(keep):
 
 
 def test_a_program_that_closes_its_output_goes_on():
-    """As a script in front of llama-server does that sends the log elsewhere."""
+    """A script in front of llama-server may send the log elsewhere."""
     command = ("/bin/sh", "-c", "exec > /dev/null 2>&1; sleep 1; exit 7")
     process = ServerProcess(Launch(command, dict(os.environ), uses_device=False))
     until(lambda: process.has_ended)

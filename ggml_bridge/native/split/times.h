@@ -38,7 +38,7 @@ class BlockTimes {
     // The record of a block; name: its first weight's.
     BlockTime & of(const std::string & name, int64_t n_tokens);
 
-    // Of all blocks and classes that have run.
+    // Returns the totals of each block and class that has run.
     std::map<Key, BlockTotals> totals() const;
 
   private:
